@@ -299,7 +299,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
 
 def _brokers(client: Any) -> BlockingBrokers:
-    """The brokers that kombu's connection names: the one it uses now, then its alternates."""
+    """Return the brokers of kombu's connection: the one it uses now, then its alternates."""
     hosts = [_address(client.hostname, client.port)]
     token: Token | None = client.transport_options.get("token") or client.password or None
     token = token or os.environ.get(TOKEN_VARIABLE) or None
@@ -323,7 +323,9 @@ def _address(host: str | None, port: int | None) -> str:
 
 
 def _tls(setting: Any) -> ssl.SSLContext:
-    """The context for `broker_use_ssl`: True, or a dict with `ca_certs`, `certfile`, `keyfile`."""
+    """Return the context for `broker_use_ssl`: True, or a dict with `ca_certs`, `certfile`,
+    `keyfile`.
+    """
     if isinstance(setting, ssl.SSLContext):
         return setting
     if not isinstance(setting, dict):

@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(file: Path) -> Any:
-    """What the file holds; None for an empty one."""
+    """Return what is in the file; None for an empty one."""
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:

@@ -217,7 +217,7 @@ class TaskWorker:
 
 
 def _normalized(value: Any) -> Any:
-    """The value as JSON has it. Raises `TypeError` for what JSON has not."""
+    """Return the value as JSON has it. Raises `TypeError` if JSON cannot express it."""
     normalize = import_string(
         f"{framework.Task.__module__.rpartition('.')[0]}.utils.normalize_json"
     )

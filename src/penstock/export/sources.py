@@ -68,7 +68,7 @@ OFFSET_MASK = (1 << GENERATION_BITS) - 1
 
 
 def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Block]:
-    """Records as blocks, in order, as few as the limits of a batch allow."""
+    """Make as few blocks of the records as the limits of a batch allow, in order."""
     most = 1 if encoding == RAW else batch.records
     cuts, start, size = [0], 0, 0
     if len(records) > most or sum(map(len, records)) > batch.bytes:
@@ -116,11 +116,11 @@ class SourceReader(ABC):
 
     @abstractmethod
     async def _read(self) -> None:
-        """Until something is wrong, which it raises."""
+        """Read until something is wrong, and raise it."""
 
     @abstractmethod
     def lag(self) -> int | None:
-        """Records not read yet; None when nobody can say."""
+        """Return the number of records that are not read yet; None when it is not known."""
 
     async def refresh(self) -> None:  # noqa: B027 nothing to do for a topic
         """Look at the lag now, where that takes a question."""
@@ -204,8 +204,9 @@ class TopicSource(SourceReader):
             self._next = offset
 
     def _read_ahead(self, topic: AnyLog, offset: int) -> list[Any]:
-        """A few batches, up to a damaged place; `Damaged` when they begin with one. An empty one
-        when no record has the offsets up to the end."""
+        """Return a few batches, up to a damaged place; raise `Damaged` if they begin with one. An
+        empty batch means that no record has the offsets up to the end.
+        """
         batches: list[Any] = []
         while len(batches) < MAX_READ_BATCHES:
             try:
@@ -261,7 +262,7 @@ class TopicSource(SourceReader):
 
 
 def _end_of_damage(topic: AnyLog, offset: int) -> int:
-    """Where a topic damaged at `offset` can be read again; `offset` when nobody can say."""
+    """Return where a topic damaged at `offset` can be read again; `offset` if that is not known."""
     while offset < topic.next_offset:
         try:
             topic.read(offset, 1, 1)
@@ -351,7 +352,7 @@ class QueueSource(SourceReader):
             log.warning(text, self._spec.name, released, self._name)
 
     async def _move(self, popped: list[Delivered]) -> None:
-        """Into the send queue, then acknowledged."""
+        """Put messages into the send queue, then acknowledge them."""
         if self._spec.source.envelope:
             records = [wrap(message) for message in popped]
         elif self._spec.target.takes_headers:

@@ -45,7 +45,7 @@ def next_workers(
     latency: float,
     throttled: bool,
 ) -> int:
-    """How many workers to have next."""
+    """Return how many workers to have next."""
     if throttled:
         wanted = now // 2
     else:
@@ -135,7 +135,7 @@ class SendWorkers:
                 task.cancel()
 
     def waiting(self) -> list[Block]:
-        """Leased blocks that nobody is sending."""
+        """Return leased blocks that no worker is sending."""
         return list(self._prepared.values())
 
     async def stop(self, deadline: float) -> None:
@@ -231,7 +231,7 @@ class SendWorkers:
     async def _deliver(
         self, block: Block, permit: int, probing: bool, prepared: Prepared | None = None
     ) -> None:
-        """What becomes of the block says whether others may follow."""
+        """Deliver the block; its outcome decides whether others may follow."""
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)

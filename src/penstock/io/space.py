@@ -47,7 +47,7 @@ class Space:
         self._free_then = 0
 
     def take(self, size: int) -> None:
-        """Promise so many bytes, or raise StorageFull."""
+        """Reserve so many bytes, or raise StorageFull."""
         if self._clock() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
             self._refresh()
         if self._free - size < self._reserve:
@@ -60,7 +60,7 @@ class Space:
         self._free -= size
 
     def refused(self, error: StorageFull, size: int) -> None:
-        """So many bytes were refused."""
+        """Note that so many bytes were refused."""
         if self._full is None:
             log.warning("%s are refused until there is room: %s", self._what, error)
             self._free_then = self._fs.free_bytes(self._directory)
@@ -70,12 +70,12 @@ class Space:
 
     @property
     def full(self) -> str | None:
-        """Why writes are refused at the moment, if they are."""
+        """Return why writes are refused at the moment, if they are."""
         self.check()
         return self._full
 
     def check(self) -> None:
-        """Whether there is room again, if there was none."""
+        """Check whether there is room again, if there was none."""
         if self._full is not None and self._clock() >= self._asked + CHECK_SECONDS:
             self._refresh()
 

@@ -52,7 +52,7 @@ async def _restarting(
 
 
 async def slices(items: Sequence[T], size: int) -> AsyncIterator[Sequence[T]]:
-    """The items, `size` at a time; between two slices others get a turn on the event loop."""
+    """Yield the items, `size` at a time, and let other tasks run in between."""
     for begin in range(0, len(items), size):
         if begin:
             await asyncio.sleep(0)

@@ -87,7 +87,7 @@ class Audit:
             self._waiting.extendleft(reversed(entries))
 
     async def page(self, words: str, before: int | None, limit: int) -> AuditPage:
-        """The newest entries that contain `words`, and where the next page begins."""
+        """Return the newest entries that contain `words`, and where the next page begins."""
         await self._write()
         rows = await self._database.browse(PAGE, before, words, limit)
         entries = [
@@ -103,7 +103,7 @@ class Audit:
 
 
 def _short(value: Any) -> Any:
-    """A value as it may stand in a row: PostgreSQL takes no NUL, and nobody reads a megabyte."""
+    """Shorten a value for a row: PostgreSQL refuses NUL, and a megabyte is not readable."""
     if isinstance(value, str):
         return value[:MAX_TEXT].replace("\0", "\ufffd")
     if isinstance(value, bool | int | float) or value is None:

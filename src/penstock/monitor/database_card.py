@@ -40,7 +40,7 @@ class DatabaseWatch:
         self._before: tuple[float, int, int, int] | None = None  # when, WAL, commits, messages
 
     async def look(self, messages: int) -> DatabaseCard:
-        """`messages`: how many were pushed and completed, ever."""
+        """Sample the database. `messages`: how many were pushed and completed, ever."""
         (row,) = await self._database.browse(FIGURES)
         began = time.perf_counter()
         await self._database.fetch(COMMIT)

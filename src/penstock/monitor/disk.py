@@ -38,7 +38,7 @@ class DiskWatch:
         self._notes: deque[tuple[float, int]] = deque(maxlen=KEPT_NOTES)  # when, free bytes
 
     def look(self) -> DiskSpace | None:
-        """None: the disk cannot be asked."""
+        """Sample the disk; None if it cannot be asked."""
         try:
             total, _, free = self._usage(self._directory)
         except OSError:

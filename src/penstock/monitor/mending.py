@@ -33,7 +33,7 @@ class Mending:
         self._queues = queues
 
     async def payload(self, partition_id: str, transaction_id: str) -> bytes:
-        """The payload of a stored message, byte by byte."""
+        """Return the payload of a stored message, byte by byte."""
         return bytes((await self._queues.messages.detail(partition_id, transaction_id)).payload)
 
     async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> ItemOutcome:

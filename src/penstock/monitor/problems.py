@@ -54,7 +54,7 @@ class Problems:
         routes: list[RouteStatus],
         consumers: Sequence[ConsumerHealth] = (),
     ) -> list[Problem]:
-        """`deaths`: how many messages of a queue died in the last minutes."""
+        """Return the problems. `deaths`: how many messages of a queue died in the last minutes."""
         errors = self._errors(routes)
         warnings = chain(_of_consumers(at, consumers), self._warnings(at, queues, deaths, disk))
         problems = [("error", *one) for one in errors] + [("warning", *one) for one in warnings]
@@ -137,6 +137,6 @@ def _of_consumers(at: float, consumers: Sequence[ConsumerHealth]) -> Iterator[Wr
 
 
 def _reason(pipeline: dict[str, Any]) -> str:
-    """The first line: errors of Spark have many."""
+    """Return the first line: errors of Spark have many."""
     lines = str(pipeline.get("error") or "").strip().splitlines()
     return lines[0][:MAX_REASON] if lines else "it gave no reason"

@@ -138,14 +138,14 @@ class Sampler:
         return lambda: self._viewers.discard(viewer)
 
     async def snapshot(self) -> bytes:
-        """The first event of a viewer: everything, with the history behind it."""
+        """Return the first event of a viewer: everything, with its history."""
         if not self._now or time.time() - self._now["at"] / 1000 > 2 * SAMPLE_SECONDS:
             await self._fill()
             await self._sample()
         return self.whole()
 
     def whole(self) -> bytes:
-        """Everything as of the last sample."""
+        """Return everything as of the last sample."""
         names = sorted({name for _, sample in self._samples for name in sample})
         history = {
             "times": [at * 1000 for at, _ in self._samples],
@@ -183,7 +183,7 @@ class Sampler:
             await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.monotonic() - began)))
 
     def _changes(self, now: dict[str, Any]) -> dict[str, Any]:
-        """What viewers do not have yet; the sample always."""
+        """Return what viewers do not have yet; the sample always."""
         before, self._sent = self._sent, now
         return {
             name: value
@@ -267,7 +267,7 @@ class Sampler:
         self._queues_due = at + min(max(pause, SAMPLE_SECONDS / 2), MAX_QUEUES_SECONDS)
 
     def _rates(self, at: float, pushed: int, completed: int) -> dict[str, float | None]:
-        """Messages per second of all queues since the last sample."""
+        """Return messages per second of all queues since the last sample."""
         before, self._totals = self._totals, (at, pushed, completed)
         waiting = sum(queue.figures.waiting for queue in self.queues.values())
         if before is None or at <= before[0]:
@@ -280,9 +280,9 @@ class Sampler:
         }
 
     async def _take(self, at: float, figures: list[QueueFigures]) -> None:
-        """Figures of now, with their rates since the reading before. One that comes too soon after
-        the last has its rates since the same reading as that one. There may be many queues: others
-        get a turn in between.
+        """Take over new figures, with their rates since the reading before. If they come too soon
+        after the last ones, their rates start from the same reading. Other tasks run in between,
+        because there may be many queues.
         """
         queues: dict[str, WatchedQueue] = {}
         new = self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS
@@ -391,14 +391,14 @@ class Sampler:
 
 
 def _per_second(minute: Any) -> dict[str, float | None]:
-    """The rates of a minute; a minute without a row had nothing to count."""
+    """Return the rates of a minute; a minute without a row had nothing to count."""
     if minute is None:
         return {"pushed": 0.0, "delivered": 0.0}
     return {"pushed": minute["pushed"] / 60, "delivered": minute["completed"] / 60}
 
 
 def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:
-    """Messages per second since; a queue that was deleted and recreated counts from 0."""
+    """Set messages per second since `before`; a queue that was recreated counts from 0."""
     queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
     done = {group.name: group.completed for group in before.groups}
     for group in queue.groups:

@@ -123,7 +123,7 @@ class StateMetrics:
             self._add_topics(broker.logs.topics, broker.logs.groups)
 
     def _add_topics(self, topics: TopicStore, groups: Groups) -> None:
-        """What is in memory needs no filling."""
+        """Add gauges that read memory, and so need no filling."""
         metrics = self._broker.metrics
         metrics.gauge(
             "penstock_topic_stored_records",
@@ -218,7 +218,7 @@ class StateMetrics:
         waits: dict[int, float | None],
         unread: dict[int, float],
     ) -> list[tuple[Gauge | Counter, dict[Labels, float]]]:
-        """What each instrument shows, no more than a scrape has."""
+        """Return what each instrument shows, at most as much as a scrape has."""
         values: dict[Gauge | Counter, dict[Labels, float]] = {}
         for name, (_, queue_value) in QUEUE_GAUGES.items():
             values[self._of_queue[name]] = {(one.name,): queue_value(one) for one in queues}
@@ -266,7 +266,7 @@ def _shown(group: str) -> str:
 
 
 def _ages(topics: TopicStore, places: list[tuple[Labels, str, int]]) -> dict[Labels, float]:
-    """Without those whose index cannot be read."""
+    """Return the ages without those whose index cannot be read."""
     ages = {
         labels: topic.age_at(offset)
         for labels, name, offset in places

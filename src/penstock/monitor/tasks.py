@@ -76,7 +76,7 @@ class Tasks:
     def __init__(
         self, queues: Queues, broker: str, ended: Callable[[BackgroundTask], Awaitable[None]]
     ) -> None:
-        """`broker`: the name of this process. `ended` is called with each task that it ended."""
+        """Use `broker` as the name of this process; call `ended` with each task that it ended."""
         self._queues = queues
         self._database = queues.database
         self._broker = broker
@@ -85,7 +85,7 @@ class Tasks:
         self._claiming: asyncio.Task[None] | None = None  # while others have some that run
 
     async def all(self) -> list[BackgroundTask]:
-        """The newest first."""
+        """Return all tasks, the newest first."""
         tasks = [_task(row) for row in await self._database.browse(ALL, KEPT_TASKS)]
         if any(one.state == "running" and UUID(one.id) not in self._running for one in tasks):
             self.claim_abandoned()
@@ -126,7 +126,7 @@ class Tasks:
         return _task(rows[0]) if rows else await self.get(number)
 
     def claim_abandoned(self) -> None:
-        """Work on what processes that are gone left behind; also those noticed later."""
+        """Work on what dead processes left behind, now and later."""
         if self._claiming is None or self._claiming.done():
             self._claiming = supervised("abandoned tasks", self._claim, self._database.metrics)
 
@@ -178,7 +178,7 @@ class Tasks:
             del self._running[number]
 
     async def _work(self, row: Any) -> bool:
-        """Go through the letters; False when the database went away meanwhile."""
+        """Go through the letters; return False when the database went away meanwhile."""
         which = msgspec.json.decode(row["which"], type=Which)
         dead = self._queues.dead
         steps: AsyncIterator[int] = (

@@ -37,7 +37,7 @@ class TopicRates:
         self._at, self._offsets = at, offsets
 
     def rate(self, topic: str) -> float | None:
-        """Records per second; None when it was looked at only once."""
+        """Return records per second; None after a single look."""
         rates = self._rates.get(topic)
         return rates[-1] if rates else None
 

@@ -43,9 +43,9 @@ class BrokerCaller:
         timeout: float = 30.0,
         patience: float = 0.0,
     ) -> None:
-        """`timeout` limits each attempt, `patience` the seconds after which no new attempt is made.
+        """Limit each attempt by `timeout`, and start no attempt after `patience` seconds.
 
-        Without a token PENSTOCK_TOKEN's is used, if there is one. `ca`: a PEM file or its text.
+        Without a token, PENSTOCK_TOKEN is used, if set. `ca`: a PEM file or its text.
         """
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -80,7 +80,7 @@ class BrokerCaller:
     def json(
         self, method: str, path: str, value: Any = None, *, timeout: float | None = None
     ) -> Any:
-        """`call` with a JSON body and decoded JSON back (None when there is none)."""
+        """Call with a JSON body, and return decoded JSON (None when there is none)."""
         body = self.call(
             method, path, b"" if value is None else msgspec.json.encode(value), timeout=timeout
         )
@@ -113,9 +113,9 @@ class BrokerCaller:
             self.repeated = True
 
     def events(self, path: str, *, timeout: float | None = None) -> Iterator[Any]:
-        """Server-sent events with JSON in them, as they arrive, until the broker ends the stream.
+        """Yield server-sent events with JSON as they arrive, until the broker ends the stream.
 
-        `timeout` limits the wait for the next one. The connection is of no use afterwards.
+        `timeout` limits the wait for the next one. The connection cannot be used afterwards.
         """
         try:
             with self._answer("GET", path, b"", timeout) as answer:

@@ -206,7 +206,7 @@ class HttpClient:
         max_answer: int = 256 << 20,
         unix_path: Path | None = None,
     ) -> None:
-        """`unix_path`: connect to this socket instead of to the host in `base_url`."""
+        """Connect to the host in `base_url`, or to the socket `unix_path` if that is set."""
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise InvalidRequest(f"not an HTTP address: {base_url!r}")

@@ -84,7 +84,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         self._command(Command.GROUP_COMMIT, *names, U64.pack(offset))
 
     def fetch(self, topic: str, start: int, max_bytes: int, *, keyed: bool = False) -> Fetched:
-        """Records as a raw log; with `keyed` as record batches, where the topic has them."""
+        """Return records as a raw log; with `keyed` as record batches, where the topic has them."""
         flags = frames.LENGTHS | frames.TIMES | (frames.FORMAT if keyed else 0)
         try:
             answer = self.ask(frames.fetch(topic, start, max_bytes, flags=flags))

@@ -145,7 +145,7 @@ class BrokerDestination(Destination):
         )
 
     def _claim(self, first: int, stop: int) -> None:
-        """The other topic holds a batch of ours there."""
+        """Note that a batch of ours has these offsets in the other topic."""
         floor = self._floor or 0
         if first < floor:  # the topic was deleted and recreated
             floor, self._ours = first, []
@@ -188,7 +188,7 @@ class BrokerDestination(Destination):
 
 
 def _find(wanted: list[bytes], stored: list[bytes]) -> int:
-    """Where `wanted` stands in `stored`, without a gap; -1 when it does not."""
+    """Return where `stored` contains `wanted` without a gap; -1 if it does not."""
     for at in range(len(stored) - len(wanted) + 1):
         if stored[at] == wanted[0] and stored[at : at + len(wanted)] == wanted:
             return at

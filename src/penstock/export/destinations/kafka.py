@@ -212,7 +212,7 @@ class KafkaDestination(Destination):
         )
 
     def _meaning(self, errors: Iterable[Any]) -> Exception:
-        """What the errors of records mean for their batch."""
+        """Return what the errors of records mean for their batch."""
         by_name = {error.name(): error for error in errors}
         text = "; ".join(sorted({error.str() for error in by_name.values()}))
         if any(error.fatal() for error in by_name.values()) and self._producer is not None:

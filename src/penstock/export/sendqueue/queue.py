@@ -44,7 +44,7 @@ CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queu
 
 
 def options_of(settings: Settings, limit: int, source: str = "") -> ChunkOptions:
-    """What a queue works with; `memory_percent` is a share of our part of `limit`."""
+    """Return the options of a queue; `memory_percent` is a share of our part of `limit`."""
     share = settings.memory_percent
     ours = limit * settings.memory_limit_ratio
     max_bytes = int(ours * share) if share else settings.max_bytes
@@ -67,7 +67,7 @@ def options_of(settings: Settings, limit: int, source: str = "") -> ChunkOptions
 
 
 def adapt(blocks: int, used: int, target: float) -> int:
-    """Blocks to have in memory next: half when it is short, a quarter more when it is not."""
+    """Return how many blocks to keep in memory: half when it is short, else a quarter more."""
     if used > target:
         return blocks // 2
     return blocks + max(1, blocks // 4) if used < 0.9 * target else blocks
@@ -139,13 +139,13 @@ class SendQueue:
         self._ticker = supervised(f"upkeep of route {self.name}", self._tick, self._context_metrics)
 
     async def stop(self) -> None:
-        """Everything that is not delivered is on disk when this returns."""
+        """Stop; everything that is not delivered is on disk afterwards."""
         self.stop_taking()
         await cancelled(self._ticker)
         await self._fast.close()
 
     def stop_taking(self) -> None:
-        """Takers get None from now on."""
+        """Make takers return None from now on."""
         self._stopping = True
         self._wake(len(self._takers))
         self._room.set()
@@ -175,7 +175,7 @@ class SendQueue:
         return PushedBlocks(records, 0)
 
     async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
-        """True when the blocks fit; False when they were dropped instead."""
+        """Return True when the blocks fit, False when they were dropped instead."""
         full_behavior = self.settings.full_behavior
         timeout = math.inf if wait else self.settings.block_timeout
         deadline = self._clock.monotonic() + timeout
@@ -214,7 +214,9 @@ class SendQueue:
             await self._clock.wait(self._room, ROOM_POLL_SECONDS)
 
     def _disk_takes(self, size: int) -> bool:
-        """Whether so many bytes leave the reserve alone, which is for writing down what happens."""
+        """Return whether the disk has so many bytes beside the reserve, which is for
+        completions.
+        """
         reserve = self.settings.free_space_reserve
         if self._free_bytes - size < reserve:
             self._update_free_bytes()  # less what was promised since, it is too little
@@ -351,7 +353,7 @@ class SendQueue:
         return records + self._purged - before
 
     def _drop_purged(self, block: Block) -> None:
-        """A leased block was purged. It counts whole, also when parts of it were sent."""
+        """Drop a leased block that was purged. It counts whole, even if parts of it were sent."""
         self._purged += block.records
         self._fast.drop(block, PURGED)
         self._room.set()
@@ -385,12 +387,12 @@ class SendQueue:
 
     @property
     def count(self) -> int:
-        """Batches not completed, leased ones included."""
+        """Return the number of batches that are not completed, leased ones included."""
         return self._fast.count
 
     @property
     def waiting(self) -> int:
-        """Batches that nobody holds a lease on."""
+        """Return the number of batches without a lease."""
         return self._fast.waiting
 
     @property
@@ -406,11 +408,10 @@ class SendQueue:
 
     @property
     def arrivals(self) -> float:
-        """Batches that come in per second."""
+        """Return the batches that arrive per second."""
         return self._in.value
 
     def status(self) -> SendQueueStatus:
-        """Depth, sizes, ages, rates and the books."""
         fast = self._fast
         return SendQueueStatus(
             accounting=self.books.accounting(),
