@@ -41,7 +41,7 @@ log = logging.getLogger("penstock.celery")
 
 UNLIMITED_BATCH = 100  # messages that a consumer without a prefetch count takes at once
 PRIORITY_STEPS = (0, 3, 6, 9)  # the higher number is delivered first
-# A message of a task is not tried for ever: what kills its worker this often is a dead letter.
+# A message that kills its worker `retryLimit` times becomes a dead letter.
 QUEUE_OPTIONS = {
     "ordering": "none",
     "leaseTime": 60,  # it is renewed; after a kill its messages come again when it ends

@@ -1,4 +1,4 @@
-"""Builds the `Config` from its layers: defaults < YAML < environment < flags.
+"""Build the `Config` from its layers: defaults < YAML < environment < flags.
 
 Each layer is first flattened to `dotted.key -> (value, origin)`, later layers win key by key, and
 every value that was given is converted by its field's type. All mistakes of a load are collected,

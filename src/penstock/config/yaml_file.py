@@ -1,4 +1,4 @@
-"""Reading a configuration file: plain YAML, with errors that name the file."""
+"""Read a configuration file: plain YAML, with errors that name the file."""
 
 from pathlib import Path
 from typing import Any

@@ -220,13 +220,13 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
     def _check_outbox(self, where: str) -> Iterable[Any]:
         self._has_outbox = None
         try:
-            in_installed_apps = self.uses_outbox()
+            has_outbox = self.uses_outbox()
         except (DatabaseError, ImproperlyConfigured) as error:
             yield checks.Warning(
                 f"{where}: the database cannot be asked: {error}", id="penstock.W001"
             )
         else:
-            if not in_installed_apps:
+            if not has_outbox:
                 text = (
                     f"{where}: OUTBOX is set, and the database {self.database!r} has no tables of "
                     f"a broker in the schema {self.settings['SCHEMA']!r}"

@@ -1,9 +1,9 @@
 """Checks that several destinations share. Each gives what is wrong, beginning with the key.
 
-Files that a definition names are read with the broker's rights, and whoever may make routes over
-the API need not have those. So over the API `ca` is the text of a PEM file, or the name of a file
-in one directory that the operator fills (`exporter.certificates`), and what is wrong with a file is
-in the log only.
+Files that a definition names are read with the broker's rights, which a user of the API may not
+have. So over the API, `ca` is the text of a PEM file, or the name of a file in the one directory
+that the operator fills (`exporter.certificates`). The broker's log alone says what is wrong with a
+file.
 """
 
 import re

@@ -79,7 +79,7 @@ def read_letters(data: bytes) -> Iterator[DeadRecord | None]:
 
 
 class DeadRecords:
-    """Blocking; called from several threads: whoever works on the files holds the lock."""
+    """Blocking and thread-safe: the lock protects the files."""
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
         self._fs = fs

@@ -1,5 +1,5 @@
-"""One leased block on its way: sent whole, or cut in halves until what is bad stands alone, then
-completed or given back.
+"""Deliver one leased block: send it whole, or cut it in halves until bad records are alone, then
+complete it or return it.
 
 A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in
 the middle, always the same way, and each part has its own key

@@ -3,8 +3,8 @@
     {"transactionId":"...","partition":"...","createdAt":"2026-01-31T12:00:00.123456Z",
      "headers":{...},"payload":...}
 
-Payload and headers are spliced in as they are. `headers` is there also when it is empty, so that
-whoever reads it need not ask. The record is what the send queue stores, so dead letters and batches
+Payload and headers are spliced in as they are. `headers` is there even when it is empty. The
+record is what the send queue stores, so dead letters and batches
 of every format keep the headers; a destination that sends each message by itself can take it apart
 again (`http` with `header_prefix`). A queue always does: what a route moves from queue to queue has
 its headers there, whether the route asks for envelopes or not.

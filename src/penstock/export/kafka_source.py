@@ -30,7 +30,7 @@ MAX_POLL_MILLISECONDS = 24 * 3600 * 1000
 
 class KafkaSource(SourceReader):
     _lag: int | None = None  # as of the last poll
-    _failure: Any = None  # the last error of the connection that was not looked at
+    _failure: Any = None  # the last error of the connection that was not reported
 
     def lag(self) -> int | None:
         return self._lag

@@ -195,7 +195,7 @@ class Exports:
     async def waiting_records(
         self, name: str, limit: int, size: int
     ) -> list[tuple[int, int, bytes]]:
-        """Return (sequence, index, record) of what waits, oldest first, up to about `size` bytes."""
+        """Return (sequence, index, record) of what waits, oldest first, about `size` bytes."""
         return await self._inspect(
             name, lambda *queue: first_records(waiting_records(*queue), limit, size)
         )
@@ -206,9 +206,7 @@ class Exports:
         if name not in self.failed:
             queue = self.get(name).queue
             if queue.in_memory:
-                raise Conflict(
-                    f"route {name} keeps its queue in memory: there are no files to look into"
-                )
+                raise Conflict(f"route {name} keeps its queue in memory: it has no files")
             end = await queue.write_out()
         async with self._inspecting:
             return await asyncio.to_thread(read, self.directory / name, self._context.fs, end)

@@ -1,7 +1,7 @@
-"""How the records of a batch lie side by side in a block's body, and how the body is compressed.
+"""How the records of a batch are encoded in a block's body, and how the body is compressed.
 
 The encoding is the destination's: what it takes on the wire is what is stored, so that a batch is
-encoded and compressed once and sent as it lies on disk.
+encoded and compressed once.
 
     0 frames   each record as 4-byte little-endian length and bytes: any bytes at all
     1 ndjson   one JSON value per line
@@ -24,7 +24,7 @@ FRAMES, NDJSON, JSON, RAW = range(4)
 ENCODINGS = {"frames": FRAMES, "ndjson": NDJSON, "json": JSON, "raw": RAW}
 NONE, SNAPPY, ZSTD, GZIP = range(4)
 COMPRESSIONS = {"none": NONE, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
-AS_IS = (bytes, bytes)  # of a compression that nobody knows
+AS_IS = (bytes, bytes)  # for an unknown compression
 CONTENT_ENCODINGS = {SNAPPY: "snappy", ZSTD: "zstd", GZIP: "gzip"}
 
 _LENGTH = struct.Struct("<I")

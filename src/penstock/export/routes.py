@@ -168,7 +168,9 @@ class ExportRoute:
         if self.paused is None:
             reason = f"{self.destination.describe()}: {reason}"
             self._pause.begin(reason, denied=True)
-            log.warning("route %s is paused, and probes now and then: %s", self.name, reason)
+            log.warning(
+                "route %s is paused and probes its destination now and then: %s", self.name, reason
+            )
             self._state.save_soon()
 
     def _resumed(self) -> None:

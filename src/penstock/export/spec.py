@@ -1,4 +1,4 @@
-"""What a route's definition says, from YAML or from the API: the same text in both.
+"""Parse the definition of a route, which is the same in YAML and over the API.
 
     routes:
       orders-to-lake:
@@ -18,8 +18,8 @@ A route to `otlp` or `remote_write` takes requests of telemetry exporters: alway
 its name, and with `source.otlp` or `source.remote_write` also at the usual one, which one route can
 have.
 
-What cannot work is refused here, before anything runs, so that a mistake is an answer and not a
-route that retries for ever or makes a dead letter of every record.
+A definition that cannot work is refused here, before anything runs. Otherwise the route would retry
+forever or make a dead letter of every record.
 """
 
 import logging

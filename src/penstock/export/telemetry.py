@@ -84,7 +84,7 @@ EVENTS = {  # events of the queue's lower half
     "torn_bytes": "fastqueue_torn_bytes_total",
     "disk_full": "queue_disk_full_total",
 }
-LOSSES = ("crash", "damaged", "source_gap")  # reasons of drops that nobody wanted
+LOSSES = ("crash", "damaged", "source_gap")  # reasons of drops that no policy or person decided
 RATE_SECONDS = 30.0  # over which rates are averaged
 GAUGES_SECONDS = 0.01  # for which what the routes showed is good
 

@@ -1,12 +1,10 @@
-"""Room on a disk: writes are refused before it is full, and that it is full is a state that people
-see.
+"""Refuse writes before a disk is full, and show that state to people.
 
-A reserve is kept free, for what must be written to get on: checkpoints, rolls, removals. How much
-is free is asked at most every `CHECK_SECONDS`; in between what was promised is subtracted. The
-first refusal (by us, or by the disk) is logged and makes `full` say why; later ones are not logged.
-`full` ends by itself when what was refused would fit again and the disk has more room than then; a
-disk that refuses although it shows room (a quota) is tried again after `QUIET_SECONDS` without a
-refusal.
+A reserve stays free for checkpoints, rolls and removals. The free space is queried at most every
+`CHECK_SECONDS`; in between, reserved bytes are subtracted. The first refusal (by us, or by the
+disk) is logged and sets `full` to the reason. `full` ends when the refused bytes would fit again
+and the disk has more room than then. A disk that refuses although it shows room (a quota) is tried
+again after `QUIET_SECONDS` without a refusal.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""How PostgreSQL is: what a commit takes, the oldest transaction and who holds it, dead rows, WAL,
-messages per commit, connections. Looked at now and then while somebody watches.
+"""Sample PostgreSQL: the time of a commit, the oldest transaction and its owner, dead rows, WAL,
+messages per commit, connections.
 """
 
 import time

@@ -1,7 +1,7 @@
-"""How much of the disk is free, and when it will be full.
+"""Tell how much of the disk is free, and when it will be full.
 
-The rate is that of the last hours: a burst of some minutes must not look like the end. Until the
-disk was watched for an hour, nothing is said about the future.
+The rate is that of the last hours, so that a short burst is not an alarm. It is known after an
+hour.
 """
 
 import shutil

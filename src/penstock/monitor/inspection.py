@@ -1,8 +1,7 @@
-"""What a person looks into: the partitions of a queue by lag, what happened to a message, messages
-by what their payloads say, dead letters by error, and what happened over days.
+"""Answer questions of people: partitions of a queue by lag, the history of a message, messages by
+payload, dead letters by error, and rates over days.
 
-Everything here reads a bounded number of rows, on the connections of those who look, and only when
-it is asked for.
+Each call reads a bounded number of rows, on the connections for browsing.
 """
 
 import re

@@ -1,8 +1,8 @@
 """What an operator does to single messages: push a copy, requeue or delete chosen dead letters,
 edit a dead letter and requeue it.
 
-The broker does it, so that a payload is never read and written again by a browser, which would
-change large integers and decimals.
+The broker does it, because a browser that reads and writes a payload would change large integers
+and decimals.
 """
 
 from hashlib import blake2b

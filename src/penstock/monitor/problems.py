@@ -1,13 +1,11 @@
-"""What needs somebody, worst first: the list on top of the Console and of `penstock status`.
+"""List problems, worst first, for the top of the Console and `penstock status`.
 
-Everything comes from figures that are in memory, but for the number of open files, which is the
-kernel's. Where it is known since when something is wrong, that is said; any other problem keeps the
-moment at which it was first seen for as long as its text stays the same, so texts hold no figure
-that moves.
+All figures are in memory, except the number of open files, which comes from the kernel. A problem
+without a known start counts from when it was first seen, as long as its text stays the same. So
+texts contain no figure that changes.
 
-Dead letters are a problem while they are new: of the last 15 minutes, by the minutes that
-PostgreSQL counts, so the first look after a night says it too. Old ones that nobody requeues are
-shown where they are.
+Dead letters are a problem for 15 minutes, by the minutes that PostgreSQL counts. Older ones are
+listed with their queue.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

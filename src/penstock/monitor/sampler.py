@@ -1,14 +1,13 @@
-"""Samples the broker once a second for whoever watches; nobody watching costs nothing.
+"""Sample the broker once a second while it has viewers.
 
 One task serves all viewers. Every second it adds up the counters of all queues in one small
-statement, on the connections of those who look (`Database.browse`). Queue by queue they are read as
-often as costs no more than `QUEUES_SHARE` of the time: every second where there are few, every few
-seconds where there are thousands. Every `SLOW_SECONDS` comes what costs more (the oldest waiting
+statement, on the connections for browsing (`Database.browse`). It reads the figures of every queue
+as often as that takes at most `QUEUES_SHARE` of the time: every second if there are few, every few
+seconds if there are thousands. Every `SLOW_SECONDS` it reads what costs more (the oldest waiting
 message, consumers, latencies, the database's own figures). Everything else comes from memory. The
-last 15 minutes are kept; when watching begins, minutes that PostgreSQL has counted fill what was
-not sampled.
+last 15 minutes are kept; for the first viewer, minutes that PostgreSQL has counted fill the gaps.
 
-A figure that cannot be had is None, never 0.
+An unknown figure is None, never 0.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ USUAL_SECONDS = 0.003  # that reading takes, as far as is known before the first
 MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
 MIN_SAMPLE_SECONDS = 0.3  # between two samples; an earlier call gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
-QUEUES_PER_SLICE = 250  # looked at before others get a turn: some milliseconds
+QUEUES_PER_SLICE = 250  # read before other tasks get a turn: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
 WORST_GROUPS = 5
 
@@ -157,8 +156,8 @@ class Sampler:
         )
 
     async def fresh(self, *, recent: bool = False) -> None:
-        """Read the queues now, for a single caller; while somebody watches, the figures of a moment
-        ago do where they are said to (`recent`).
+        """Read the queues now, for a single caller. With `recent`, the figures of the last sample
+        are enough while there are viewers.
         """
         watched = self._task is not None and not self._task.done()
         if watched and recent:
@@ -168,7 +167,7 @@ class Sampler:
             if not watched:
                 await self._sample_now()
                 return
-            with suppress(PenstockError):  # the database is away: what is shown says so
+            with suppress(PenstockError):  # the database is down, and the page says so
                 await self._read_queues(time.time())
 
     def line_of(self, queue: str) -> list[int]:

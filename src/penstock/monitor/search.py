@@ -1,4 +1,4 @@
-"""Finds anything by a part of its name: queues, groups, topics, routes, schedules, pipelines; and
+"""Find anything by a part of its name: queues, groups, topics, routes, schedules, pipelines; and
 messages by their whole transaction id.
 """
 

@@ -1,10 +1,9 @@
 """The state of queues, groups, topics and the database as metrics.
 
-It is read when somebody scrapes, and at most every `CACHE_SECONDS` however many do: the counters of
-all queues in one statement (`queues.admin.figures`), never by counting messages. Nobody scraping
-costs nothing. What several processes on one database would all say is said by the owner of the data
-directory alone, so it is not added up over workers. While the database does not answer its figures
-are missing: unknown is not 0.
+A scrape reads it, at most every `CACHE_SECONDS`: the counters of all queues in one statement
+(`queues.admin.figures`), never by counting messages. Only the owner of the data directory reports
+it, so that it is not added up over workers. While the database does not answer, its figures are
+missing: unknown is not 0.
 """
 
 import asyncio
@@ -166,8 +165,8 @@ class StateMetrics:
         )
 
     async def fill(self) -> None:
-        """Read the state, unless somebody has just done so. What does not answer in time is missing
-        from this scrape.
+        """Read the state, unless it was read just now. What does not answer in time is missing from
+        this scrape.
         """
         if self._filling is None or self._filling.done():
             if time.monotonic() - self._filled_at < CACHE_SECONDS:

@@ -2,15 +2,14 @@
 letters that match.
 
 A task works in the small steps of `DeadLetterStore`, with a pause between them, so that it takes no
-more than its share. It concerns the letters that were there when it began: one that is put back
-and fails again is not its business. While PostgreSQL is down it waits, and then continues.
+more than its share. It works on the letters that existed when it began, not on one that is requeued
+and fails again. While PostgreSQL is down, it waits.
 
-A task is a row in PostgreSQL: what it is about, how far it is, which process works on it and when
-that took its last step. All brokers of a database show it, and each of them can cancel it: whoever
-works on it sees that with its next step. When a process is gone, another one claims the row and
-does the rest; that is the same filter once more, for what was done are no dead letters any more.
-Claiming needs no timer at rest: a broker looks when it starts, and when somebody lists the tasks,
-and then again only for as long as others have tasks that run.
+A task is a row in PostgreSQL: its filter, its progress, the process that works on it and the time
+of the last step. All brokers of a database show it, and each can cancel it: the working process
+sees that at its next step. If a process dies, another one claims the row and applies the same
+filter again; letters that are done do not match any more. A broker looks for such tasks when it
+starts and when tasks are listed, and then only while other brokers have running tasks.
 """
 
 import asyncio
@@ -168,7 +167,7 @@ class Tasks:
                     await self._database.recovered()
             except PenstockError as failure:
                 error = str(failure)
-            except Exception as failure:  # a bug: the task says so, nobody waits for it for ever
+            except Exception as failure:  # a bug: the task ends and says so
                 log.exception("task %s failed", number)
                 error = f"internal error: {type(failure).__name__}"
             state = "failed" if error else "finished"

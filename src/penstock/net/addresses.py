@@ -1,4 +1,4 @@
-"""Where brokers are and what they are shown, as users write it."""
+"""Parse addresses of brokers and credentials as users write them."""
 
 import base64
 from collections.abc import Callable, Sequence

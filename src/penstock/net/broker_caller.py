@@ -1,8 +1,8 @@
 """A blocking caller of a broker over HTTP, for commands and for Spark's processes.
 
-One keep-alive connection, no event loop and no threads. A caller with `patience` asks again after
-what may pass (a broker that restarts, a database that is down), so it is only for requests that may
-be made twice; `repeated` says that the last one was, and its first answer may have been lost.
+It has one keep-alive connection, no event loop and no threads. With `patience` it repeats a request
+after a temporary failure (a broker that restarts, a database that is down), so the request must be
+safe to repeat. `repeated` says that the last one was: its first answer may have been lost.
 """
 
 import http.client
@@ -132,7 +132,7 @@ class BrokerCaller:
     def attempt(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
     ) -> BrokerAnswer:
-        """Ask once, and answer whatever the broker answers.
+        """Ask once and return the answer, whatever its status.
 
         Raises `CannotConnect` when nothing was sent, `ConnectionLost` when the request may have
         been done, and `InvalidRequest` for TLS that would fail the next time too.
@@ -144,8 +144,9 @@ class BrokerCaller:
     def _answer(
         self, method: str, path: str, body: bytes, timeout: float | None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request; the answer, whose body is to be read. The connection stays open only if
-        all of it was read."""
+        """Send a request and yield the answer. The connection stays open only if its body is read
+        to the end.
+        """
         connection, seconds = self._connection, self._timeout if timeout is None else timeout
         if connection.sock is None:
             self._connect(min(seconds, CONNECT_SECONDS))
@@ -162,7 +163,7 @@ class BrokerCaller:
             connection.close()
             why = explain(error) or type(error).__name__
             raise ConnectionLost(f"the broker at {self.url} does not answer: {why}") from error
-        except BaseException:  # interrupted: the rest of the answer is nobody's
+        except BaseException:  # interrupted: the rest of the answer cannot be used
             connection.close()
             raise
 

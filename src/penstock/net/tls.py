@@ -1,9 +1,8 @@
-"""TLS as a client: whom we believe, what we show, and errors that say what to do.
+"""TLS of clients: trusted CAs, client certificates, and errors that say what to do.
 
-Everything that connects (clients, commands, Spark's processes, routes) makes its context here. What
-is not given comes from the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the
-system's), PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY (what we show to a broker that asks for a
-certificate).
+Clients, commands, Spark's processes and routes create their contexts here. The defaults come from
+the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the system's),
+PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY (for a broker that asks for a certificate).
 """
 
 import asyncio

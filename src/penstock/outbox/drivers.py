@@ -1,8 +1,8 @@
-"""Calls an SQL function on whatever connection the application has.
+"""Call an SQL function on the connection of the application.
 
 Every argument travels as text and is cast in the statement, so that all drivers send the same. A
-connection is recognised by the package its class comes from; no driver is imported that the
-application has not imported itself.
+connection is recognised by the package its class comes from; only drivers that the application
+has imported are imported.
 """
 
 import inspect
@@ -113,7 +113,7 @@ def _text(sql: str, values: list[str | None]) -> tuple[Any, dict[str, str | None
 
 
 def _tuples() -> Any:
-    """Return rows as tuples, whatever kind of rows the application chose."""
+    """Return the row factory for tuples: the application may have chosen another one."""
     from psycopg.rows import tuple_row
 
     return tuple_row

@@ -3,7 +3,7 @@ rest are not its affair.
 
 A module holds two classes. Its `Target`, registered with `@destination("<type>")`, is what a
 definition says about it: keys, checks, and how the destination is made. Its `Destination` says
-which encoding it takes (a batch is stored that way, so it is sent as it lies on disk), turns a
+which encoding it takes (a batch is stored and sent that way), turns a
 batch into what it sends (`prepare`, CPU work, may run in a pool) and sends it.
 
 How a send failed decides what happens to the batch, so `send` raises one of four things, and

@@ -7,7 +7,7 @@ A batch whose answer was lost may have arrived. Before it is sent again, the oth
 everything behind the last place we know is compared with the batch, except what other batches of
 ours have written. If it is there, it counts as delivered. So an outage, a reset or a kill
 of the other broker leaves no duplicates. What remains: a kill of this broker repeats the batches
-that were on their way, and a request so slow that it was given up may still arrive after we looked.
+that were on their way, and a request that timed out may still arrive after the search.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class BrokerDestination(Destination):
         self._floor: int | None = None
         self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
-        # Held by whoever looks for a batch, which waits until nothing of ours is on its way.
+        # Held during a search for a batch, which waits until no batch of ours is being sent.
         self._searching = asyncio.Lock()
         self._sending = 0
         self._quiet = asyncio.Event()

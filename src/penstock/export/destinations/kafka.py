@@ -42,7 +42,7 @@ ADDRESS_ERRORS = (
 )
 TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 REFUSED_ERRORS = ("INVALID_RECORD", "INVALID_TIMESTAMP", "INVALID_MSG")
-POLL_SECONDS = 0.5  # that the thread waits for answers before it looks whether it should end
+POLL_SECONDS = 0.5  # that the thread waits for answers before it checks whether to end
 MAX_REMEMBERED = 1000  # batches that were delivered in part
 
 

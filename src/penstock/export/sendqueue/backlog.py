@@ -1,8 +1,8 @@
-"""The backlog of a send queue: the blocks on disk that nobody took yet.
+"""The backlog of a send queue: the blocks on disk that are not taken yet.
 
 It holds ranges of sequence numbers, not blocks, so one of millions costs nothing in memory. Blocks
 are read ahead at the end from which the queue takes them: the old one, or with `newest_first` the
-new one. What was read ahead is not in the ranges: it lies before them, or behind them.
+new one. Blocks that were read ahead are not in the ranges, but before or behind them.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""A block: one batch of records as it lies in a send queue, in memory and in a chunk file.
+"""A block: one batch of records in a send queue, in memory or in a chunk file.
 
 On disk a block is framed as in metrics-governor (an 8-byte head: length, bit 63 = snappy). Our own
 fields follow inside the frame, in front of the body. All numbers are little-endian.
@@ -21,7 +21,7 @@ fields follow inside the frame, in front of the body. All numbers are little-end
     64          body
 
 `before` is what keeps the accounting exact when blocks between two good ones are destroyed: their
-records can be counted although nobody can read them any more. The place in the checksum makes a
+records can be counted although they cannot be read any more. The place in the checksum makes a
 block valid where it was written and nowhere else: a record that is itself a piece of a chunk file
 is never taken for one of our blocks.
 

@@ -67,7 +67,7 @@ class ChunkOptions:
 
 @dataclass(slots=True)
 class Reading:
-    """What a read gave: blocks in order, and the byte ranges that are no blocks."""
+    """The result of a read: blocks in order, and the byte ranges without any."""
 
     blocks: list[Block]
     bad: list[tuple[int, int]]
@@ -331,7 +331,7 @@ class Chunks:
         try:
             block = self._reader.block_at(chunk, place) if chunk is not None else None
         except (StorageFailed, OSError):
-            return  # whoever reads there in earnest meets the error again
+            return  # a real read meets the error again
         if chunk is not None and block is not None:
             chunk.mark(block.sequence, place)
             self._cursor = (block.sequence, place)
@@ -413,7 +413,7 @@ class Chunks:
             end.next_sequence, end.through = block.sequence + 1, block.through
             end.position = block.position if block.position != NO_POSITION else -1
         bad: list[tuple[int, int]] = []
-        for block in self._reader.walk(chunk, place, bad):  # what stands behind the first damage
+        for block in self._reader.walk(chunk, place, bad):  # behind the first damage
             if block.position != NO_POSITION:
                 break  # the source has what is missing and what follows: read it again from there
             end.next_sequence, end.through = block.sequence + 1, block.through

@@ -168,7 +168,7 @@ class FastQueue:
         heapq.heappush(self._returned, (block.sequence, block))
 
     def refuse(self, records: int, reason: int, blocks: int = 0) -> None:
-        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        """Book records that were dropped before their blocks got sequence numbers."""
         self._book(BlockEntry(EntryKind.REFUSED, reason, a=records, b=blocks))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
@@ -182,7 +182,7 @@ class FastQueue:
     # Making room
 
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop up to `blocks` of the oldest that nobody holds; how many blocks and records."""
+        """Drop up to `blocks` of the oldest without a lease; return how many blocks and records."""
         dropped, records = 0, 0
         while dropped < blocks and (self._returned or self._backlog or self.memory):
             block = self._oldest_returned() or self._backlog.pop_read()
@@ -295,9 +295,9 @@ class FastQueue:
 
 
 async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
-    """Put a queue that nobody runs in order: read every block there is, set damaged places aside
-    and book their records as dropped, shorten the journal, leave metadata that spares the next
-    start a scan. The books afterwards."""
+    """Repair a queue that does not run: read every block, move damaged places to quarantine and
+    book their records as dropped, and shorten the journal. Return the books afterwards.
+    """
     events: Counter[str] = Counter()
 
     def count(name: str, amount: int) -> None:

@@ -4,8 +4,8 @@ Capacity is real: batches that are not completed, and bytes that are in files or
 headers, journal and consumed parts of chunks included. Before the disk itself is full there is a
 reserve, so that completions can still be written down. At a limit the policy decides:
 
-    drop_oldest  the oldest batches nobody holds are dropped and counted; with bytes short, a whole
-                 chunk at a time, because only a whole chunk frees any
+    drop_oldest  the oldest batches without a lease are dropped and counted; if bytes are short, a
+                 whole chunk at a time, because only that frees bytes
     drop_newest  the push is dropped and counted, and the answer says so
     block        the push waits up to block_timeout for room, then raises Full; nothing is accepted
 
@@ -37,7 +37,7 @@ from penstock.io.tasks import cancelled, supervised
 
 log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
-ROOM_POLL_SECONDS = 1.0  # between two looks at the disk of those who wait for room
+ROOM_POLL_SECONDS = 1.0  # between two checks of the disk while a push waits for room
 PUSH_POLL_SECONDS = 5.0
 DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
@@ -50,7 +50,7 @@ def options_of(settings: Settings, limit: int, source: str = "") -> ChunkOptions
     max_bytes = int(ours * share) if share else settings.max_bytes
     fsync = settings.fsync
     if source == "topic" and fsync == "always":
-        fsync = "interval"  # the topic still has it: nobody waits for our fsync
+        fsync = "interval"  # the topic still has the records
     return ChunkOptions(
         fsync=fsync,
         write_through=bool(source) or fsync != "never",
@@ -196,7 +196,7 @@ class SendQueue:
                 return False
 
     def refuse(self, records: int, reason: int, blocks: int) -> None:
-        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        """Book records that were dropped before their blocks got sequence numbers."""
         self._fast.refuse(records, reason, blocks)
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
@@ -329,11 +329,10 @@ class SendQueue:
         self._wake(1)
 
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
-        """Drop everything that was accepted before this; the number of records.
+        """Drop everything that was accepted before this; return the number of records.
 
-        `waiting` are leased blocks that nobody is sending. What is being sent has `timeout` seconds
-        to end: delivered it counts as delivered, otherwise it is dropped, also when it ends later
-        than that.
+        `waiting` are leased blocks that are not being sent. Blocks that are being sent have
+        `timeout` seconds to be delivered. Otherwise they are dropped, even if the send ends later.
         """
         self._purged_before = self.books.next_sequence
         before = self._purged

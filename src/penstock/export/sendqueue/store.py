@@ -316,7 +316,7 @@ class Store:
                 chunk = self._removable(whole)
                 if chunk is None:
                     break  # something was appended while we waited
-                # Or power loss might keep what is said here and forget the blocks it speaks of.
+                # Power loss must not keep these entries and forget their blocks.
                 if self._sync_wanted:
                     await self.in_pool(self.chunks.sync)
                 for entry in self.books.progress():
