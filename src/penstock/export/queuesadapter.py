@@ -37,7 +37,7 @@ class QueuesAdapter:
         return (await self._queues.pop(request)).messages
 
     async def ack(self, messages: list[Delivered], group: str) -> None:
-        """A message whose lease ran out meanwhile comes again, and is then sent twice."""
+        """Acknowledge messages. One whose lease expired is delivered again, and sent twice."""
         await self._queues.ack(
             [
                 Ack(each.transaction_id, each.partition_id, each.lease_id, group=group)
@@ -55,7 +55,9 @@ class QueuesAdapter:
         return await self._queues.release(queue, group, holder)
 
     async def lag(self, queue: str, group: str) -> int | None:
-        """Messages that the group has not acknowledged; None without such a queue or group."""
+        """Return how many messages the group has not acknowledged; None without such a queue or
+        group.
+        """
         try:
             return await self._queues.groups.lag(queue, group)
         except NotFound:  # nobody has popped or pushed yet

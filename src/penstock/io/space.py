@@ -1,12 +1,10 @@
-"""Room on a disk: writes are refused before it is full, and that it is full is a state that people
-see.
+"""Refuse writes before a disk is full, and show that state to people.
 
-A reserve is kept free, for what must be written to get on: checkpoints, rolls, removals. How much
-is free is asked at most every `CHECK_SECONDS`; in between what was promised is subtracted. The
-first refusal (by us, or by the disk) is logged and makes `full` say why; later ones are not logged.
-`full` ends by itself when what was refused would fit again and the disk has more room than then; a
-disk that refuses although it shows room (a quota) is tried again after `QUIET_SECONDS` without a
-refusal.
+A reserve stays free for checkpoints, rolls and removals. The free space is queried at most every
+`CHECK_SECONDS`; in between, reserved bytes are subtracted. The first refusal (by us, or by the
+disk) is logged and sets `full` to the reason. `full` ends when the refused bytes would fit again
+and the disk has more room than then. A disk that refuses although it shows room (a quota) is tried
+again after `QUIET_SECONDS` without a refusal.
 """
 
 import logging
@@ -47,7 +45,7 @@ class Space:
         self._free_then = 0
 
     def take(self, size: int) -> None:
-        """Promise so many bytes, or raise StorageFull."""
+        """Reserve so many bytes, or raise StorageFull."""
         if self._clock() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
             self._refresh()
         if self._free - size < self._reserve:
@@ -60,7 +58,7 @@ class Space:
         self._free -= size
 
     def refused(self, error: StorageFull, size: int) -> None:
-        """So many bytes were refused."""
+        """Note that so many bytes were refused."""
         if self._full is None:
             log.warning("%s are refused until there is room: %s", self._what, error)
             self._free_then = self._fs.free_bytes(self._directory)
@@ -70,12 +68,12 @@ class Space:
 
     @property
     def full(self) -> str | None:
-        """Why writes are refused at the moment, if they are."""
+        """Return why writes are refused at the moment, if they are."""
         self.check()
         return self._full
 
     def check(self) -> None:
-        """Whether there is room again, if there was none."""
+        """Check whether there is room again, if there was none."""
         if self._full is not None and self._clock() >= self._asked + CHECK_SECONDS:
             self._refresh()
 

@@ -53,7 +53,7 @@ class BlockingConnection:
 
     @property
     def stale(self) -> bool:
-        """Whether a broken connection may have been closed by the broker before the request."""
+        """Return whether the broker may have closed the connection before the request."""
         return self._served > 0 and not self._any_byte
 
     def fileno(self) -> int:

@@ -13,6 +13,9 @@ from tests.support.served import serving
 from tests.support.wait import eventually
 
 PRODUCE, FETCH, OFFSETS, METADATA, API_VERSIONS, INIT_PRODUCER = 0, 1, 2, 3, 18, 22
+OFFSET_COMMIT, OFFSET_FETCH = 8, 9
+HEARTBEAT = 12
+OFFSET_OUT_OF_RANGE, INVALID_GROUP_ID = 1, 24
 
 
 def values(data: bytes) -> list[bytes | None]:
@@ -278,4 +281,28 @@ async def test_an_answer_without_an_error_has_no_error_message(tmp_path: Path):
         topic = {"name": "new", "num_partitions": 1, "replication_factor": 1}
         answer = await wire.ask(19, 4, topics=[{**topic, "assignments": [], "configs": []}])
         assert (answer.topics[0].error_code, answer.topics[0].error_message) == (0, None)
+        wire.close()
+
+
+async def test_a_commit_beyond_the_end_and_a_group_without_a_name_are_refused(
+    tmp_path: Path,
+):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        await wire.produce("orders", plain_batch(b"one", b"two"))
+
+        async def commit(offset: int) -> int:
+            partitions = [{"partition_index": 0, "committed_offset": offset}]
+            topics = [{"name": "orders", "partitions": partitions}]
+            answer = await wire.ask(OFFSET_COMMIT, 7, group_id="g", topics=topics)
+            return answer.topics[0].partitions[0].error_code
+
+        assert await commit(2) == 0
+        assert await commit(3) == OFFSET_OUT_OF_RANGE
+        answer = await wire.ask(HEARTBEAT, 0, group_id="", generation_id=1, member_id="m")
+        assert answer.error_code == INVALID_GROUP_ID
+        asked = [{"name": "orders", "partition_indexes": [0]}]
+        answer = await wire.ask(OFFSET_FETCH, 7, group_id="g", topics=asked)
+        assert answer.topics[0].partitions[0].committed_offset == 2
         wire.close()

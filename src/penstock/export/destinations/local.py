@@ -90,7 +90,7 @@ class _FromQueue(QueueTarget):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What an error of the broker means for a batch."""
+    """Translate errors of the broker into what they mean for a batch."""
     try:
         yield
     except (Unavailable, Full, StorageError) as error:
