@@ -37,43 +37,7 @@ class AppendQueue(ABC):
         self.closed = False  # nothing more is taken
         self.deleted = False  # and what is queued is refused
 
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append the payloads as one batch, all or none."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue(payloads, future, producer)
-        self.schedule()
-        return future
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_arrays(lengths, payloads, future, producer)
-        self.schedule()
-        return future
-
-    def append_records(
-        self, records: Sequence[NewRecord], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append records with keys, headers and timestamps, where the format has room for them."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_records(records, future, producer)
-        self.schedule()
-        return future
-
-    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
-        where the format can hold it. Its producer's sequence is checked.
-        """
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_batch(head, data, future)
-        self.schedule()
-        return future
-
-    # Queueing without a commit: the caller ends its turn with `commit` or `schedule`
+    # Queueing: the caller ends its turn with `commit` or `schedule`
 
     def enqueue(
         self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
@@ -205,13 +169,19 @@ class AppendsThrough:
         self, payloads: Sequence[Bytes], producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
         """Append the payloads as one batch, all or none."""
-        return self.appends.append(payloads, producer)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue(payloads, future, producer)
+        self.appends.schedule()
+        return future
 
     def append_arrays(
         self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        return self.appends.append_arrays(lengths, payloads, producer)
+        """Append payloads that lie one after another in `payloads`."""
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue_arrays(lengths, payloads, future, producer)
+        self.appends.schedule()
+        return future
 
     def append_records(
         self, records: Sequence[NewRecord], producer: Producer | None = None
@@ -219,8 +189,16 @@ class AppendsThrough:
         """Append records with keys, headers and timestamps, all or none. `InvalidRecord` where the
         topic's format has no room for them.
         """
-        return self.appends.append_records(records, producer)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue_records(records, future, producer)
+        self.appends.schedule()
+        return future
 
     def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`)."""
-        return self.appends.append_batch(head, data)
+        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
+        where the format can hold it. Its producer's sequence is checked.
+        """
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue_batch(head, data, future)
+        self.appends.schedule()
+        return future
