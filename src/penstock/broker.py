@@ -30,7 +30,6 @@ from penstock.config import Config
 from penstock.database import Database
 from penstock.errors import Conflict
 from penstock.export.manager import Exports
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.io.fs import DISK
 from penstock.io.lock import DirectoryLock
 from penstock.metrics import Metrics, add_process
@@ -133,7 +132,8 @@ class Broker:
                 pool=self.pool,
                 metrics=self.metrics,
                 topics=self.logs.topics if self.logs else None,
-                queues=QueuesAdapter(self.queues, self.buffer),
+                queues=self.queues,
+                buffer=self.buffer,
             )
         self._running = AsyncExitStack()
         add_process(self.metrics)

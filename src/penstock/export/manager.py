@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from penstock.buffer import Buffer
 from penstock.config import Config
 from penstock.contract.routes import RouteInspection, RouteStatus
 from penstock.errors import (
@@ -28,7 +29,6 @@ from penstock.errors import (
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.inspection import examine, first_records, waiting_records
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routes import ExportRoute
 from penstock.export.routestate import read_state
 from penstock.export.sendqueue import STREAM_END
@@ -38,6 +38,7 @@ from penstock.io.fs import DISK, Fs
 from penstock.io.lock import DirectoryLock
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
 from penstock.topics.store import TopicStore
 
 log = logging.getLogger("penstock.export")
@@ -54,7 +55,8 @@ class Exports:
         pool: Executor,
         metrics: Metrics,
         topics: TopicStore | None = None,
-        queues: QueuesAdapter | None = None,
+        queues: Queues | None = None,
+        buffer: Buffer | None = None,
         fs: Fs = DISK,
         clock: Clock | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class Exports:
             metrics=metrics,
             topics=topics,
             queues=queues,
+            buffer=buffer,
         )
         self._routes: dict[str, ExportRoute] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason

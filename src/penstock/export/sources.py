@@ -42,13 +42,13 @@ from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.envelope import with_headers, wrap, wrap_payload, wrap_record
 from penstock.export.payload import RAW, join
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
 from penstock.io.tasks import supervised
 from penstock.protocol.names import partition_label
-from penstock.queues.types import Delivered
+from penstock.queues.engine import Queues
+from penstock.queues.types import Ack, Delivered, PopRequest
 from penstock.topics.store import AnyLog, TopicStore
 
 log = logging.getLogger("penstock.export")
@@ -300,10 +300,11 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
 
 
 class QueueSource(SourceReader):
-    _lag: int | None = None  # as it was last seen
+    closed = False  # as a consumer of the queue: it has no connection that could end
+    _lag: int | None = None  # messages that are not acknowledged, as of the last query
 
     @property
-    def _queues(self) -> QueuesAdapter:
+    def _queues(self) -> Queues:
         if self._context.queues is None:
             raise Unavailable("this process has no queues")
         return self._context.queues
@@ -313,9 +314,9 @@ class QueueSource(SourceReader):
 
     async def refresh(self) -> None:
         try:
-            self._lag = await self._queues.lag(self._name, self._spec.source.group)
+            self._lag = await self._queues.groups.lag(self._name, self._spec.source.group)
         except PenstockError:
-            self._lag = None  # the database does not answer
+            self._lag = None  # no such group yet, or the database does not answer
 
     async def watch(self) -> None:
         while True:
@@ -330,18 +331,20 @@ class QueueSource(SourceReader):
             # A lease must not run out while a push waits.
             if self._queue.settings.full_behavior == "block":
                 await self._queue.room(min(self._batch.bytes, self._queue.max_bytes // 4))
-            timeout = LINGER_SECONDS if releases else POLL_SECONDS
-            popped = await self._queues.pop(
-                self._name,
-                self._spec.source.group,
-                self._batch.records,
-                timeout,
-                self._state.holder,
+            request = PopRequest(
+                queue=self._name,
+                group=self._spec.source.group,
+                batch=self._batch.records,
+                wait=True,
+                timeout=LINGER_SECONDS if releases else POLL_SECONDS,
+                holder=self._state.holder,
+                consumer=self,
             )
+            popped = await self._queues.pop(request)
             releases = max(0, releases - 1)
             self.problem = None
-            if popped:
-                await self._move(popped)
+            if popped.messages:
+                await self._move(popped.messages)
 
     async def _release(self) -> None:
         released = await self._queues.release(
@@ -378,9 +381,14 @@ class QueueSource(SourceReader):
                 text = "route %s: a lease on queue %s stays until it expires: %s"
                 log.warning(text, self._spec.name, self._name, error)
             raise
+        group = self._spec.source.group
+        acks = [
+            Ack(each.transaction_id, each.partition_id, each.lease_id, group=group)
+            for each in popped
+        ]
         while True:
             try:
-                await self._queues.ack(popped, self._spec.source.group)
+                await self._queues.ack(acks)
             except Unavailable as error:  # without the ack they would be sent twice
                 self._report(error)
                 await self._context.clock.sleep(RETRY_SECONDS)
@@ -393,7 +401,8 @@ class QueueSource(SourceReader):
         while True:
             await self._context.clock.sleep(delay)
             try:
-                await self._queues.renew(popped, LEASE_SECONDS)
+                for lease in {message.lease_id for message in popped}:
+                    await self._queues.extend(lease, LEASE_SECONDS)
                 delay = RENEW_EVERY_SECONDS
             except PenstockError as error:
                 self._report(error)

@@ -9,7 +9,6 @@ again after `QUIET_SECONDS` without a refusal.
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import StorageFull
@@ -22,21 +21,13 @@ QUIET_SECONDS = 10.0
 
 
 class Space:
-    """Of one directory; `what` is refused there, in words (appends to topics)."""
+    """The space of one directory. `what` names the refused writes, such as "appends to topics"."""
 
-    def __init__(
-        self,
-        fs: Fs,
-        directory: Path,
-        reserve: int,
-        what: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, fs: Fs, directory: Path, reserve: int, what: str) -> None:
         self._fs = fs
         self._directory = directory
         self._reserve = reserve
         self._what = what
-        self._clock = clock
         self._free = 0  # less what was promised since it was asked
         self._asked = -CHECK_SECONDS
         self._full: str | None = None
@@ -46,7 +37,7 @@ class Space:
 
     def take(self, size: int) -> None:
         """Reserve so many bytes, or raise StorageFull."""
-        if self._clock() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
+        if time.monotonic() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
             self._refresh()
         if self._free - size < self._reserve:
             error = StorageFull(
@@ -64,7 +55,7 @@ class Space:
             self._free_then = self._fs.free_bytes(self._directory)
         self._full = str(error)
         self._wanted = size
-        self._refused_at = self._clock()
+        self._refused_at = time.monotonic()
 
     @property
     def full(self) -> str | None:
@@ -74,11 +65,11 @@ class Space:
 
     def check(self) -> None:
         """Check whether there is room again, if there was none."""
-        if self._full is not None and self._clock() >= self._asked + CHECK_SECONDS:
+        if self._full is not None and time.monotonic() >= self._asked + CHECK_SECONDS:
             self._refresh()
 
     def _refresh(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         self._free, self._asked = self._fs.free_bytes(self._directory), now
         if self._full is None or self._free - self._wanted < self._reserve:
             return

@@ -112,13 +112,13 @@ class BrokerCaller:
             time.sleep(delay)
             self.repeated = True
 
-    def events(self, path: str, *, timeout: float | None = None) -> Iterator[Any]:
+    def events(self, path: str) -> Iterator[Any]:
         """Yield server-sent events with JSON as they arrive, until the broker ends the stream.
 
-        `timeout` limits the wait for the next one. The connection cannot be used afterwards.
+        The connection cannot be used afterwards.
         """
         try:
-            with self._answer("GET", path, b"", timeout) as answer:
+            with self._answer("GET", path, b"", None) as answer:
                 if answer.status >= 300:
                     raise error_from_http(answer.status, answer.read())
                 while line := answer.readline():

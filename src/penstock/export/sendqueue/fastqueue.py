@@ -294,7 +294,7 @@ class FastQueue:
             self.store.abandon()
 
 
-async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
+async def repair(directory: Path) -> Repaired:
     """Repair a queue that does not run: read every block, move damaged places to quarantine and
     book their records as dropped, and shorten the journal. Return the books afterwards.
     """
@@ -304,7 +304,7 @@ async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
         events[name] += amount
 
     with ThreadPoolExecutor(1) as pool:
-        queue = FastQueue(fs, directory, ChunkOptions(inmemory_blocks=1), pool, on_event=count)
+        queue = FastQueue(DISK, directory, ChunkOptions(inmemory_blocks=1), pool, on_event=count)
         await queue.open()
         while await queue._backlog.take() is not None:
             pass  # what is damaged is booked when it is read
