@@ -36,6 +36,7 @@ from penstock.contract.pipelines import (
     PipelineReport,
     PipelineStatus,
     PipelineWish,
+    TopicMove,
     TopicRolled,
 )
 from penstock.contract.queues import (
@@ -563,6 +564,16 @@ SET_TOPIC_POLICY = _topics.put(
     role=Role.ADMIN,
     audit=Audited("topic.policy", body=("policy",)),
 )
+MOVE_TOPIC = _topics.post(
+    "/{topic}/move",
+    TopicMove,
+    "Turn a local topic into a shared one in the background; offsets are kept",
+    status=202,
+    role=Role.ADMIN,
+    audit=Audited("topic.move"),
+    again=True,
+)
+GET_TOPIC_MOVE = _topics.get("/{topic}/move", TopicMove, "How far the move of a topic is")
 ROLL_TOPIC = _topics.post(
     "/{topic}/roll",
     TopicRolled,

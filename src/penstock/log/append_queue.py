@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.errors import InvalidRequest, NotFound, TooLarge, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, TooLarge, Unavailable
 from penstock.io.fs import Bytes
 from penstock.log.commit import Appended, Entry, Promise
 from penstock.log.format import Arrays, Content, InvalidRecord, ReadyBatch, Records, SegmentFormat
@@ -36,6 +36,7 @@ class AppendQueue(ABC):
         self._scheduled = False  # `commit` will run at the end of this tick
         self.closed = False  # nothing more is taken
         self.deleted = False  # and what is queued is refused
+        self.moving = False  # it is closed because the topic becomes a shared one
 
     # Queueing: the caller ends its turn with `commit` or `schedule`
 
@@ -125,7 +126,10 @@ class AppendQueue(ABC):
         if self.deleted:
             raise self.gone()
         if self.closed:
-            raise Unavailable("the broker is stopping")
+            why = (
+                f"topic {self._name!r} is being moved" if self.moving else "the broker is stopping"
+            )
+            raise Unavailable(why)
         if producer is not None and len(producer.id) != 16:
             raise InvalidRequest(f"a producer id has 16 bytes, this one has {len(producer.id)}")
         size += HEADER_SIZE * count
@@ -136,7 +140,9 @@ class AppendQueue(ABC):
         self._pending.append(Entry(content, count, size, producer, promise))
         self.pending_bytes += size
 
-    def gone(self) -> NotFound:
+    def gone(self) -> PenstockError:
+        if self.moving:  # clients try again, and reach the shared topic
+            return Unavailable(f"topic {self._name!r} is a shared topic now")
         return NotFound(f"topic {self._name!r} was deleted")
 
     # Committing
