@@ -81,5 +81,5 @@ def code_of(error: BaseException) -> Code:
 
 
 def text_of(error: BaseException) -> str:
-    """What may be said to a client."""
+    """Return the text that a client may see."""
     return str(error) if is_expected(error) else "internal error; the server's log has the details"

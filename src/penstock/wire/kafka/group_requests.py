@@ -47,7 +47,7 @@ class GroupRequests:
         self._node = node
 
     async def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        """It is the broker that a row in the database names, while that broker lives."""
+        """Name the broker in the group's row of the database, while that broker lives."""
         if getattr(request.body, "key_type", GROUP_KEY) != GROUP_KEY:
             text = "transactions are not supported"
             return {"error_code": Code.INVALID_REQUEST, "error_message": text, "node_id": -1}
@@ -55,8 +55,8 @@ class GroupRequests:
         return self._node.describe_one(connection, coordinator)
 
     async def _coordinator(self, group: str) -> tuple[int, int | None]:
-        """The node that coordinates a group, and its epoch. A group that has committed on topics of
-        this broker belongs here, and so does every group while nothing else can be known.
+        """Return the node that coordinates a group, and its epoch. A group that has committed on
+        topics of this broker belongs here, and so does every group while nothing else can be known.
         """
         nodes, shared = self._node.nodes, self._groups.shared
         if nodes is None or shared is None or not self._topics.has_shared:
@@ -69,7 +69,9 @@ class GroupRequests:
             return own, None
 
     async def _check_coordinator(self, group: str) -> int | None:
-        """The epoch with which this broker coordinates the group, which is refused otherwise."""
+        """Return the epoch with which this broker coordinates the group; refuse if another one
+        does.
+        """
         coordinator, epoch = await self._coordinator(group)
         if coordinator != self._node.id:
             self._groups.assigned.drop(group)
