@@ -1,4 +1,4 @@
-"""Builds the `Config` from its layers: defaults < YAML < environment < flags.
+"""Build the `Config` from its layers: defaults < YAML < environment < flags.
 
 Each layer is first flattened to `dotted.key -> (value, origin)`, later layers win key by key, and
 every value that was given is converted by its field's type. All mistakes of a load are collected,
@@ -129,8 +129,8 @@ def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
 def build(
     kind: type[Section], tree: Mapping[str, Any], origin: str, base: Section | None = None
 ) -> Section:
-    """A section of its own (one route's, say) from a mapping; what is not given comes from `base`
-    or the defaults.
+    """Build a section (that of a route, say) from a mapping; other keys come from `base` or the
+    defaults.
     """
     problems: list[str] = []
     given = _flatten(dict(tree), origin, [name for name, _, _ in leaves(kind)], problems)
@@ -242,14 +242,15 @@ def _convert(value: Any, annotation: Any) -> Any:
         return _convert_annotated(value, *get_args(annotation))
     if origin is Literal:
         choices = get_args(annotation)
+        by_word = {c.lower() if isinstance(c, str) else c: c for c in choices}
         word = str(value).lower() if not isinstance(value, bool) else value
         if word == "warn" and "warning" in choices:
             word = "warning"
-        if word not in choices:
+        if word not in by_word:
             close = difflib.get_close_matches(str(word), [str(choice) for choice in choices], n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise _Wrong("one of " + ", ".join(str(choice) or '""' for choice in choices) + hint)
-        return word
+        return by_word[word]
     if origin in (Union, types.UnionType):
         inner = next(part for part in get_args(annotation) if part is not type(None))
         return None if value in (None, "") else _convert(value, inner)

@@ -40,7 +40,7 @@ class InvalidConfig(InvalidRequest):
 
 
 def broker_configs(settings: Settings) -> dict[str, tuple[str, int]]:
-    """What all topics have, with the type of each value."""
+    """Return the settings that all topics share, with the type of each value."""
     return {
         "compression.type": ("producer", STRING),
         "max.message.bytes": (str(settings.max_record), INT),
@@ -53,7 +53,7 @@ def broker_configs(settings: Settings) -> dict[str, tuple[str, int]]:
 
 
 def own_configs(topic: AnyLog) -> dict[str, str]:
-    """What a topic has for itself."""
+    """Return the settings of one topic."""
     limits, own = topic.limits, {POLICY: topic.policy or DELETE}
     own[PLACEMENT] = SHARED if isinstance(topic, SharedLog) else LOCAL
     if limits.retention_age is not None:
@@ -84,7 +84,7 @@ def check_configs(settings: Settings, configs: Mapping[str, str | None]) -> None
 
 
 def _parse_limit(settings: Settings, name: str, value: str | None) -> float | int | None:
-    """A field of `Limits`; None: the broker's setting counts."""
+    """Return a field of `Limits`; None: the broker's setting applies."""
     if value is None:
         return None
     try:

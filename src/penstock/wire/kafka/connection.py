@@ -99,7 +99,7 @@ class KafkaConnection(FramedConnection):
             self.reply(head, answer)
 
     def reply(self, head: KafkaHead, answer: Values) -> None:
-        """The next answer."""
+        """Add the next answer."""
         self.answer(*encode_answer(head, answer))
 
     async def _encoded(self, head: KafkaHead, answer: Awaitable[Values]) -> Pieces:

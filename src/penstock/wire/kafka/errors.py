@@ -20,7 +20,7 @@ class Code(IntEnum):
     LEADER_NOT_AVAILABLE = 5
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
-    COORDINATOR_NOT_AVAILABLE = 15
+    OFFSET_METADATA_TOO_LARGE = 12
     NOT_COORDINATOR = 16
     INVALID_TOPIC = 17
     ILLEGAL_GENERATION = 22
@@ -50,7 +50,6 @@ class Code(IntEnum):
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
 
 
@@ -82,5 +81,5 @@ def code_of(error: BaseException) -> Code:
 
 
 def text_of(error: BaseException) -> str:
-    """What may be said to a client."""
+    """Return the text that a client may see."""
     return str(error) if is_expected(error) else "internal error; the server's log has the details"

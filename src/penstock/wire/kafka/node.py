@@ -23,13 +23,13 @@ class Node:
         return self.nodes.own if self.nodes is not None else BEFORE_FIRST
 
     def reachable_at(self, host: str, port: int) -> tuple[str, int]:
-        """Where other brokers send clients to, when this one listens there."""
+        """Return the address to which other brokers send clients, when this one listens there."""
         if self._advertised is not None:
             return self._advertised
         return (socket.gethostname() if host in ("", "0.0.0.0", "::") else host), port
 
     def address(self, connection: KafkaConnection) -> tuple[str, int]:
-        """Where the client is to connect to: what is configured, or where it has connected."""
+        """Return the address for clients to connect to: the configured one, or the one used."""
         return self._advertised or connection.local_address
 
     def describe(self, connection: KafkaConnection) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Node:
         return [self.describe(connection), *(_described(*node) for node in others)]
 
     def describe_one(self, connection: KafkaConnection, node_id: int) -> dict[str, Any]:
-        """The broker with this number, or this one if it is not known (any more)."""
+        """Describe the broker with this number, or this one if that is not known."""
         every = self.describe_all(connection)
         return next((one for one in every if one["node_id"] == node_id), every[0])
 

@@ -91,7 +91,7 @@ class KafkaRequests:
         return self._handlers[head.key](connection, KafkaRequest(head, client, body))
 
     def _tell_versions(self, connection: KafkaConnection, head: KafkaHead) -> None:
-        """A client that does not know our versions yet learns them in the oldest form."""
+        """Answer with our versions in the oldest form, which every client can read."""
         oldest = KafkaHead(API_VERSIONS, 0, head.correlation)
         connection.reply(oldest, {**_VERSIONS, "error_code": Code.UNSUPPORTED_VERSION})
 

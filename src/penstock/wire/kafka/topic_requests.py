@@ -243,7 +243,7 @@ class TopicRequests:
 async def _each(
     asked: Sequence[Any], answer: Callable[[Any], Awaitable[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """The answers for each topic of a request, by its name."""
+    """Return the answers for each topic of a request, by its name."""
     answers = []
     for one in asked:
         entry: dict[str, Any] = {"name": one if isinstance(one, str) else one.name}
