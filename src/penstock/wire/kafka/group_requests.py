@@ -16,20 +16,14 @@ from penstock.topics.store import TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, code_of
+from penstock.wire.kafka.errors import Code, Refused, code_of
 from penstock.wire.kafka.node import Node
 
 GROUP_KEY = 0  # the kind of coordinator that is looked for; 1 is that of transactions
 MAX_NOTE = 4096  # bytes of the metadata of a commit, as in Kafka
 
 
-class InvalidGroup(InvalidRequest):
-    """A group's name is empty, too long or has characters that names do not have."""
-
-
 def group_code(error: BaseException) -> int:
-    if isinstance(error, InvalidGroup):
-        return Code.INVALID_GROUP_ID
     if isinstance(error, MemberRefused):
         return Code[error.refusal.name]
     if isinstance(error, NotCoordinator):
@@ -160,7 +154,7 @@ class GroupRequests:
         try:
             check_name(group, "group")
         except InvalidRequest as error:
-            raise InvalidGroup(str(error)) from None
+            raise Refused(Code.INVALID_GROUP_ID, str(error)) from None
 
     # Committed offsets
 

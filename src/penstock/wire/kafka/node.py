@@ -28,18 +28,13 @@ class Node:
             return self._advertised
         return (socket.gethostname() if host in ("", "0.0.0.0", "::") else host), port
 
-    def address(self, connection: KafkaConnection) -> tuple[str, int]:
-        """Return the address for clients to connect to: the configured one, or the one used."""
-        return self._advertised or connection.local_address
-
-    def describe(self, connection: KafkaConnection) -> dict[str, Any]:
-        """This broker, as the answers about the cluster have it."""
-        return _described(self.id, *self.address(connection))
-
     def describe_all(self, connection: KafkaConnection) -> list[dict[str, Any]]:
-        """All brokers that live."""
+        """Describe all brokers that live, this one first: at the configured address, or at the one
+        that the client used.
+        """
         others = self.nodes.others if self.nodes is not None else []
-        return [self.describe(connection), *(_described(*node) for node in others)]
+        address = self._advertised or connection.local_address
+        return [_described(*node) for node in ((self.id, *address), *others)]
 
     def describe_one(self, connection: KafkaConnection, node_id: int) -> dict[str, Any]:
         """Describe the broker with this number, or this one if that is not known."""

@@ -64,11 +64,7 @@ class KafkaRequests:
             "reason",
         ).add
 
-    def name_of(self, head: KafkaHead) -> str:
-        return APIS[head.key].name
-
-    def run(self, connection: KafkaConnection, frame: memoryview) -> Answer:
-        head = KafkaHead.parse(frame)
+    def run(self, connection: KafkaConnection, head: KafkaHead, frame: memoryview) -> Answer:
         api = APIS.get(head.key)
         if api is None or not max(api.low, api.lowest_read) <= head.version <= api.high:
             if head.key == API_VERSIONS:
