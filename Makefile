@@ -14,7 +14,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := VIRTUAL_ENV=$(VENV) $(BIN)/uv
-WORKERS := 2
+# Half of the tests wait for servers rather than compute: one worker more than two cores.
+WORKERS := 3
 PYTEST = $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n $(WORKERS) --dist loadgroup)
 SITE   := site
 SHELL  := /bin/bash
@@ -57,7 +58,6 @@ test-programs:
 test: $(VENV)/.dev java chromium test-programs
 	@$(PYTEST) $(T) $(if $(K),-k '$(K)') $(ARGS)
 
-# These tests wait for servers more than they compute: more of them than cores.
 test-fast: WORKERS := 4
 test-fast: $(VENV)/.dev
 	@TEST_FORM=short $(PYTEST) -m 'not spark and not browser and not chaos and not long' $(T) $(if $(K),-k '$(K)') $(ARGS)

@@ -20,7 +20,7 @@ from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 from tests.support.broker import BrokerProcess
 from tests.support.buffers import Producers, delivered, names
-from tests.support.wait import eventually, until
+from tests.support.wait import DATABASE_TIMEOUT, eventually, until
 
 pytestmark = pytest.mark.xdist_group("failover_broker")  # they share a server, one after the other
 
@@ -161,8 +161,9 @@ async def test_a_broker_adopts_and_replays_the_files_of_one_that_was_killed(
 
 
 def test_what_a_client_sees_of_an_outage(server, url, scratch):
+    settings = SETTINGS | {"database__acquire_timeout": DATABASE_TIMEOUT}
     with (
-        BrokerProcess(scratch / "data", database_url=url, **SETTINGS) as broker,
+        BrokerProcess(scratch / "data", database_url=url, **settings) as broker,
         httpx.Client(base_url=broker.url) as http,
     ):
 

@@ -1,5 +1,6 @@
 """A site on the broker's PostgreSQL, its worker, and the ledger of its tasks."""
 
+import json
 import os
 import signal
 import subprocess
@@ -37,6 +38,7 @@ class Site:
             "SITE_LEDGER": str(self.ledger_path),
         }
         self.workers: list[subprocess.Popen[bytes]] = []
+        self._shell: subprocess.Popen[str] | None = None
 
     def manage(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "django", *arguments]
@@ -47,15 +49,24 @@ class Site:
 
     def run(self, code: str) -> str:
         """Run code with the tasks imported, return what it prints."""
-        setup = "import django; django.setup(); from tests.django.shop.tasks import *\n"
-        setup += "from penstock.django.models import TaskRecord\n"
-        setup += "from django.db import transaction\n"
-        command = [sys.executable, "-c", setup + code]
-        done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        if self._shell is None:
+            self._shell = subprocess.Popen(
+                [sys.executable, "-m", "tests.django.shell"],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=(self.directory / "shell.log").open("wb"),
+                text=True,
+            )
+            guard.watch(self._shell.pid)
+        assert self._shell.stdin
+        assert self._shell.stdout
+        print(json.dumps(code), file=self._shell.stdin, flush=True)
+        answer = self._shell.stdout.readline()
+        assert answer, (self.directory / "shell.log").read_text()
+        printed: str = json.loads(answer)
+        return printed
 
     def result(self, task: str, identity: str) -> str:
         """Wait until a task is finished. Returns status, attempts, and its value or its error."""
@@ -106,11 +117,19 @@ class Site:
             if worker.poll() is None:
                 worker.kill()
             worker.wait()
+        if self._shell is not None:
+            self._shell.communicate(timeout=60)
 
 
 def stop(worker: "subprocess.Popen[bytes]") -> int:
     worker.send_signal(signal.SIGTERM)
     return worker.wait(60)
+
+
+def migrated(site: Site) -> Site:
+    done = site.manage("migrate", "-v", "0")
+    assert done.returncode == 0, done.stderr
+    return site
 
 
 @pytest.fixture(scope="package")
@@ -121,6 +140,7 @@ def database(postgres: Any) -> str:
 @pytest.fixture(scope="package")
 def broker(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     with BrokerProcess(tmp_path_factory.mktemp("django"), database_url=database) as process:
+        migrated(Site(tmp_path_factory.mktemp("site"), process.url, database))
         yield process
 
 
@@ -133,16 +153,12 @@ def api(broker: BrokerProcess) -> Iterator[httpx.Client]:
 @pytest.fixture
 def site(broker: BrokerProcess, database: str, tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path, broker.url, database)
-    migrated = site.manage("migrate", "-v", "0")
-    assert migrated.returncode == 0, migrated.stderr
     yield site
     site.close()
 
 
 @pytest.fixture
 def site_on_sqlite(broker: BrokerProcess, tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path, broker.url, f"sqlite://{tmp_path}/site.db")
-    migrated = site.manage("migrate", "-v", "0")
-    assert migrated.returncode == 0, migrated.stderr
+    site = migrated(Site(tmp_path, broker.url, f"sqlite://{tmp_path}/site.db"))
     yield site
     site.close()
