@@ -87,7 +87,7 @@ class ObjectStore:
         if "://" not in address or address.startswith("file://"):
             self.directory = Path(address.removeprefix("file://")).absolute()
             if not create and not self.directory.is_dir():
-                raise NotFound(f"there is no directory {self.directory}")
+                raise NotFound(f"directory {self.directory} does not exist")
             self._store = LocalStore(self.directory, mkdir=True)
             return
         if not address.startswith(SCHEMES):

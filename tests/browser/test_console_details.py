@@ -2,9 +2,13 @@
 pages say in words.
 """
 
+import asyncio
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
+import asyncpg
 import httpx
 import pytest
 
@@ -430,16 +434,52 @@ def test_minutes_and_seconds_join_without_a_gap_or_a_spike(page, broker):
     assert joined["path"].count("M") == 1, "one line without a gap"
 
 
-def test_after_a_reload_the_chart_begins_with_the_minutes_that_were_counted(page, broker):
+def test_after_a_reload_the_chart_has_no_empty_minutes_and_no_vertical_end(page, broker):
     push(broker, "charted", *range(10))
+
+    async def count_minutes() -> None:
+        """Count 600 pushes in each of the last 20 minutes, as a broker that ran so long has."""
+        database = await asyncpg.connect(broker.database_url)
+        try:
+            await database.execute(
+                """INSERT INTO penstock.history (minute, queue_id, group_id, pushed)
+                   SELECT date_trunc('minute', now()) - n * interval '1 minute', q.id, 0, 600
+                     FROM generate_series(1, 20) n, penstock.queues q WHERE q.name = 'charted'
+                   ON CONFLICT DO NOTHING"""
+            )
+        finally:
+            await database.close()
+
+    run_apart(count_minutes)
+    page.wait_for_timeout(2500)  # nobody watches: the broker stops to sample
     visit(page, broker, "overview")
-    page.get_by_text("● live").wait_for()
+    drawn = page.locator("figure.chart path.line").first
+    drawn.wait_for()
+    push(broker, "charted", *range(2000))  # a spike in one second
+    rates = "import('./live.js').then(({ live }) => live.history.series.pushed)"
+    until(lambda: any((rate or 0) > 500 for rate in page.evaluate(rates)), 30, "it is sampled")
     page.reload()
-    page.get_by_text("● live").wait_for()
-    history = page.evaluate(
-        "import('./live.js').then(({ live }) => live.history.times.map((time) => time))"
+    drawn.wait_for()
+    path = drawn.get_attribute("d")
+    places = points(path)
+    assert path.count("M") == 1, "one line without a gap"
+    assert places[0][0] == 44.0, "it begins at the left edge"
+    start, end = page.evaluate(
+        "(({ times }) => [times.at(0), times.at(-1)])(document.querySelector('figure.chart').points)"
     )
-    assert history == sorted(history)
+    assert end - start > 13 * 60_000, "the minutes before the reload are there"
+    for (x, y), (next_x, next_y) in pairwise(places):
+        assert next_x - x > 3 or abs(next_y - y) < 5, f"a vertical line at {x}: {path}"
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML](\S+) ([\d.]+)", path)]
+
+
+def run_apart(work) -> None:
+    """Run a coroutine function in a thread: Playwright keeps an event loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(work())).result(30)
 
 
 def test_waiting_and_outstanding_are_two_names_for_two_things(page, broker):

@@ -99,13 +99,13 @@ class Producers:
                 await asyncio.sleep(0.005)
 
     async def over_http(self, brokers: list[BrokerProcess], topic: str) -> None:
-        async with httpx.AsyncClient(timeout=10.0) as http:
+        with httpx.Client(timeout=10.0) as http:
             while not self.ending.is_set():
                 value = self.value(topic, "http")
                 broker = random.choice(brokers)
                 try:
                     url = f"http://127.0.0.1:{broker.ports['http']}/topics/{topic}/produce"
-                    answer = await http.post(url, json={"payload": value})
+                    answer = await asyncio.to_thread(http.post, url, json={"payload": value})
                 except httpx.HTTPError:
                     continue
                 if answer.status_code == 201:

@@ -472,7 +472,7 @@ async def test_a_route_made_over_the_api_is_there_after_a_restart_and_goes_when_
                 await running.create("made", http_route(destination.url))
             with pytest.raises(InvalidRequest, match=r"destination\.type"):
                 await running.create("bad", {"destination": {"type": "carrier pigeon"}})
-            with pytest.raises(InvalidRequest, match="no route name"):
+            with pytest.raises(InvalidRequest, match="not a route name"):
                 await running.create("../evil", http_route(destination.url))
         async with exports(tmp_path, {"fixed": http_route(destination.url)}) as running:
             route = running.get("made")

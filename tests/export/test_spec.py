@@ -297,7 +297,7 @@ def test_all_mistakes_of_all_routes_are_reported_at_once_and_no_password_with_th
     for part in (
         "always_queue",
         "route a: destination.url",
-        "'b/c' is no route name",
+        "'b/c' is not a route name",
         "d: destination.url",
         "d: batch.",
     ):

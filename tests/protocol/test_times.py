@@ -30,5 +30,5 @@ def test_a_time_is_utc_unless_it_names_a_zone(text: str) -> None:
 def test_what_is_no_time_is_refused_by_the_name_of_its_field(text: str) -> None:
     with pytest.raises(InvalidRequest, match="deliverAt must be an ISO 8601 time, not"):
         time_field(text, "deliverAt")
-    with pytest.raises(InvalidRequest, match="is no time"):
+    with pytest.raises(InvalidRequest, match="is not a time"):
         epoch_seconds(text)

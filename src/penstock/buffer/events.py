@@ -19,7 +19,7 @@ from penstock.queues.types import Item
 
 
 def encode(items: Iterable[Item]) -> list[bytes]:
-    """A line per item, which has its transaction id. InvalidRequest: a payload is no JSON."""
+    """A line per item, which has its transaction id. InvalidRequest: a payload is not JSON."""
     lines = [buffer_lines.encode(_event(item)) for item in items]
     try:  # cheap, and the only moment at which a line that cannot be read back can still be refused
         readable = len(buffer_lines.parse(b"".join(lines))) == len(lines)
@@ -90,7 +90,7 @@ def item_of(event: Event) -> Item:
 
 
 def _is_uuid(text: str) -> bool:
-    """Queen MQ buffers any text as a trace id. That is no reason to refuse the message."""
+    """Accept any text as a trace id, as Queen MQ does."""
     try:
         UUID(text)
     except ValueError:
@@ -102,4 +102,4 @@ def _unquoted(text: bytes) -> bytes:
     try:
         return b64decode(msgspec.json.decode(text, type=str), validate=True)
     except ValueError as error:  # binascii.Error and ValidationError are
-        raise msgspec.DecodeError(f"what is sealed is no base64: {error}") from None
+        raise msgspec.DecodeError(f"the encrypted payload is not base64: {error}") from None

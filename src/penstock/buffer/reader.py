@@ -86,7 +86,7 @@ def decode_window(data: bytes, name: str = "", offset: int = 0) -> Window:
     try:
         return Window(decode_all(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # some line is no event; find out which
+        pass  # a line is not an event; find out which
     window = Window()
     for line in _lines(data):
         if line.strip():

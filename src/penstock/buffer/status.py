@@ -1,4 +1,4 @@
-"""What the buffer says about itself: metrics, the status page, the JSON block of the seed."""
+"""The buffer's metrics, its status page, and the JSON block that Queen MQ shows."""
 
 import os
 import time

@@ -49,7 +49,7 @@ QUEUE_OPTIONS = {
     "retentionEnabled": True,
     "completedRetentionSeconds": 3600,
 }
-# Broadcasts and replies are for whoever listens now.
+# Broadcasts and replies reach the current listeners only.
 TRANSIENT_OPTIONS = {
     "ordering": "none",
     "ttl": 600,

@@ -254,12 +254,12 @@ def _check_clock(broker: Examined) -> Iterator[DoctorFinding]:
 
 
 def _check_files(broker: Examined) -> Iterator[DoctorFinding]:
-    found = re.search(r"^process_max_fds (\S+)$", broker.metrics, re.M)
+    limit = re.search(r"^process_max_fds (\S+)$", broker.metrics, re.M)
     wanted = int(broker.config["http_server.max_connections"])
-    if found and 0 < float(found[1]) < wanted:
+    if limit and 0 < float(limit[1]) < wanted:
         yield DoctorFinding(
             "warning",
-            f"the broker may open {float(found[1]):.0f} files, and http_server.max_connections is "
+            f"the broker may open {float(limit[1]):.0f} files, and http_server.max_connections is "
             f"{wanted}: connections beyond are cut off",
             f"LimitNOFILE={2 * wanted} in the unit of systemd, or ulimit -Hn {2 * wanted}",
         )

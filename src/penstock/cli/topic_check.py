@@ -115,7 +115,7 @@ def _print(
 @commands.command
 def scrub(*, now: bool = False, api: WatchApi = WatchApi()) -> View:
     """Show the progress of the scrub, the broker's own check of sealed segments, and the result of
-    the last one. Exit code 1 if it found damage.
+    the last one. Exit code 1 if there is damage.
 
     Example: `penstock topic scrub --now && penstock topic scrub --watch`
 

@@ -214,6 +214,6 @@ def understood(decode: Callable[[bytes], T], body: bytes) -> T:
 
 
 def check(answer: HttpAnswer) -> None:
-    """Raise what a status that is no success means."""
+    """Raise the error that an unsuccessful status means."""
     if answer.status >= 300:
         raise error_from_http(answer.status, answer.body)

@@ -223,5 +223,5 @@ def _plain(item: Item) -> Item:
     """The item with its payload as a value again."""
     try:
         return {**item, "payload": msgspec.json.decode(item["payload"])}
-    except NOT_JSON:  # a Raw of the caller's that is no JSON
+    except NOT_JSON:  # a Raw of the caller's that is not JSON
         return item

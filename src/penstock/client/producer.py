@@ -135,7 +135,7 @@ class Producer:
         self.first_offset: int | None = None
         self.last_offset: int | None = None
         self._numbers: dict[int, BatchNumbers] = {}  # by partition
-        self._partitions: int | None = None  # of the topic, once a broker told
+        self._partitions: int | None = None  # of the topic, once a broker answered
         self._rotation = Rotation()
         self._idempotent = idempotent
         self._link = link
@@ -164,7 +164,7 @@ class Producer:
 
     async def send(self, payload: Bytes | None, **fields: Unpack[RecordFields]) -> Delivery:
         """Add one record. Waits only while the buffer is full, and for the first key until a broker
-        has told how many partitions there are. Await the returned delivery to get the offset.
+        has answered how many partitions there are. Await the returned delivery to get the offset.
         Records of one partition keep their order.
         """
         if self._buffered >= self._buffer_bytes or self._room:
@@ -303,7 +303,7 @@ class Producer:
         self._remove_oldest(batch)
         if not batch.first_offset.done():
             batch.first_offset.set_exception(error)
-            # seen: `flush` raises it, so a delivery nobody awaits is no loss
+            # seen: `flush` raises it, so a delivery that is not awaited is not lost
             batch.first_offset.exception()
         self._failure = self._failure or error
 

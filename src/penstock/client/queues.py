@@ -229,8 +229,8 @@ class QueueClient:
         return results
 
     def _report_missing(self, address: str, reason: str | None) -> None:
-        """A consumer may start before its producer, so this is no error; a wrong name must not look
-        like no work.
+        """Log a queue that does not exist, once. It is not an error, because a consumer may start
+        before its producer; but a wrong name must not look like no work.
         """
         if reason and address not in self._missing and len(self._missing) < MAX_REPORTED:
             self._missing.add(address)

@@ -189,7 +189,7 @@ class Topic:
         self, start: int = 0, max_records: int = 100, *, partition: int = 0
     ) -> list[Record]:
         """Return up to `max_records` records from offset `start`. The list is empty at the end of
-        the topic, or if there is no such topic.
+        the topic, or if the topic does not exist.
         """
         info = await self._broker.recent_info(self.name)
         if partition or (info is not None and info.format == "kafka"):

@@ -31,7 +31,7 @@ def translate_flags(words: list[str]) -> list[str]:
         if flag not in FLAGS:
             close = difflib.get_close_matches(flag, FLAGS, n=1)
             hint = f"; did you mean -{close[0]}?" if close else ""
-            raise ConfigError(f"{word}: there is no such flag{hint}")
+            raise ConfigError(f"{word}: unknown flag{hint}")
         key = FLAGS[flag]
         if not equals:
             following = words[at + 1] if at + 1 < len(words) else "-"

@@ -86,7 +86,7 @@ class KafkaServerSettings(FramedListener):
     )
     advertised: str = key(
         "",
-        "host:port that clients are told to connect to; empty = the address that they have "
+        "host:port that clients are asked to connect to; empty = the address that they have "
         "connected to",
     )
     partitions: int = key(

@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.protocol.times import time_field
 
-# what comes before a page is read and thrown away, so pages far down are found by other means
+# what comes before a page is read and thrown away, so reach pages far down by other means
 MAX_OFFSET = 10_000
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 

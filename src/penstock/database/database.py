@@ -299,7 +299,7 @@ class Database:
                 and now - oldest > self.settings.acquire_timeout / 2
                 and now >= next_probe
             ):
-                # a long statement is no reason to commit all the time
+                # a long statement does not justify a commit each time
                 next_probe = now + self.settings.acquire_timeout
                 if not await self._health.probe():
                     self._health.went_down()

@@ -33,7 +33,7 @@ def is_pooler(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, and where it helps, what to look at. The host is named by whoever asks."""
+    """Describe the failure and, where it helps, what to check. The caller names the host."""
     text = str(error) or type(error).__name__
     if is_pooler(error):
         return POOLER

@@ -33,7 +33,7 @@ class SchemaFiles:
 
     migrations: tuple[tuple[str, str], ...]
     functions: tuple[tuple[str, str], ...]
-    identity: str  # reads the number by which a database is told from others
+    identity: str  # reads the number that identifies a database
 
     @classmethod
     def read(cls, package: str, identity: str) -> Self:

@@ -69,7 +69,7 @@ class Standby(BrowsePool):
                     server = await self._connector.identify(connection, host)
                     if primary is not None and server.system == primary.system:
                         return connection
-                    raise WrongServer(f"{host.name} is no standby of {primary}")
+                    raise WrongServer(f"{host.name} is not a standby of {primary}")
                 except BaseException:
                     connection.terminate()
                     raise

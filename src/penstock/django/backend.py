@@ -168,7 +168,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             raise framework.TaskResultDoesNotExist(result_id) from error
 
     def result_of(self, record: Any) -> Any:
-        """The result that a row says. Raises `ImportError` if there is no such task any more."""
+        """The result that a row says. Raises `ImportError` if the task does not exist any more."""
         task = import_string(record.task_path)
         if not isinstance(task, framework.Task):
             raise ImportError(f"{record.task_path} is not a task")
@@ -220,13 +220,13 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
     def _check_outbox(self, where: str) -> Iterable[Any]:
         self._has_outbox = None
         try:
-            found = self.uses_outbox()
+            in_installed_apps = self.uses_outbox()
         except (DatabaseError, ImproperlyConfigured) as error:
             yield checks.Warning(
                 f"{where}: the database cannot be asked: {error}", id="penstock.W001"
             )
         else:
-            if not found:
+            if not in_installed_apps:
                 text = (
                     f"{where}: OUTBOX is set, and the database {self.database!r} has no tables of "
                     f"a broker in the schema {self.settings['SCHEMA']!r}"

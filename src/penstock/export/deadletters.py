@@ -4,7 +4,7 @@ read.
     deadletters.ndjson    one line per record: <CRC32C of the rest: 8 hex digits> <JSON object>\\n
         {"sequence", "index", "reason", "detail", "attempts", "enqueued", "died", "record",
          "encoding"}
-    `record` is the text of the record (encoding "utf-8"), or its base64 when it is no UTF-8.
+    `record` is the text of the record (encoding "utf-8"), or its base64 when it is not UTF-8.
 
 A record goes in before its block is completed, and is synced, so a crash in between finds it again;
 the same record is not written twice, because (sequence, index) of the lines in the file is

@@ -83,7 +83,7 @@ def parts(record: bytes) -> tuple[bytes, bytes | None]:
 
 
 def unwrap(record: bytes) -> MessageEnvelope | None:
-    """The parts of a record, None when it is no envelope (it was queued before there were any)."""
+    """Return the parts of a record; None when it has no envelope (older versions queued those)."""
     try:
         return _decode(record)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -8,7 +8,7 @@ encoded and compressed once and sent as it lies on disk.
     2 json     one JSON array
     3 raw      the body is one record, whatever it is
 
-A record that is no JSON still goes into a JSON body: as a string if it is UTF-8, else as
+A record that is not JSON still fits into a JSON body: as a string if it is UTF-8, else as
 {"$base64": "..."}.
 """
 

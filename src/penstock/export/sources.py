@@ -161,7 +161,7 @@ class TopicSource(SourceReader):
         topic = self._find()
         if topic is None:
             self._start_was_seen = False
-            raise NotFound(f"there is no topic {self._name}")
+            raise NotFound(f"topic {self._name} does not exist")
         partitions = self._topics.partitions(self._name)
         if partitions > 1 and self._spec.source.partition is None:
             raise InvalidRequest(

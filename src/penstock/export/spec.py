@@ -19,7 +19,7 @@ its name, and with `source.otlp` or `source.remote_write` also at the usual one,
 have.
 
 What cannot work is refused here, before anything runs, so that a mistake is an answer and not a
-route that retries for ever or buries every record.
+route that retries for ever or makes a dead letter of every record.
 """
 
 import logging
@@ -145,7 +145,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueueSettings) -> RouteSpec:
     origin = f"route {name}"
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no route name: letters, digits, '.', '_' and '-' only, at most 100"
+            f"{name!r} is not a route name: letters, digits, '.', '_' and '-' only, at most 100"
         )
     if not isinstance(tree, Mapping):
         raise ConfigError(

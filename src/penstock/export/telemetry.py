@@ -1,5 +1,4 @@
-"""The numbers of export: every metric of the seed with our prefix, and a few for what it did not
-have.
+"""The metrics of export: those of metrics-governor with our prefix, and a few of our own.
 
 All carry the label `route`. Gauges read the routes when someone asks; counters are added to per
 batch.
@@ -50,7 +49,7 @@ COUNTERS = {
     "queue_dead_lettered_records_total": "Records that became dead letters",
     "queue_retry_total": "Retries of batches",
     "queue_retry_success_total": "Successful retries of batches",
-    "queue_disk_full_total": "Times that a write found the disk, or its free-space reserve, full",
+    "queue_disk_full_total": "Writes refused because the disk, or its free-space reserve, was full",
     "fastqueue_meta_sync_total": "Times fastqueue.meta was written",
     "fastqueue_chunk_rotations": "Queue files (chunks) started",
     "fastqueue_inmemory_flushes": "Times that blocks in memory were written to disk",

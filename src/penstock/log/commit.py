@@ -39,7 +39,7 @@ class Promise(Protocol):
 class Entry:
     """One append on its way."""
 
-    __slots__ = ("content", "count", "first", "producer", "promise", "size", "twin")
+    __slots__ = ("content", "count", "first", "first_copy", "producer", "promise", "size")
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Entry:
         self.producer = producer
         self.promise = promise
         self.first = -1  # its first offset, once it is part of a commit
-        self.twin: Entry | None = None  # the same batch, earlier in the same commit
+        self.first_copy: Entry | None = None  # the same batch, earlier in the same commit
 
     def answer(self, appended: Appended) -> None:
         if not self.promise.done():
@@ -127,9 +127,9 @@ class LogCommit:
 
     def _is_old(self, entry: Entry, producer: AnyProducer) -> bool:
         """Whether this append needs no write: stored already, twice in here, or out of order."""
-        twin = self._seen.get(producer)
-        if twin is not None:
-            entry.twin = twin
+        first_copy = self._seen.get(producer)
+        if first_copy is not None:
+            entry.first_copy = first_copy
             return True
         latest = self._latest.get(producer.key)
         if latest is None or not producer.follows(latest):
@@ -153,5 +153,5 @@ class LogCommit:
                 if entry.producer is not None:
                     self._producers.add(entry.producer, entry.first, entry.count, self.write.time)
                 entry.answer(Appended(entry.first, entry.count, False))
-            elif entry.twin is not None:
-                entry.answer(Appended(entry.twin.first, entry.twin.count, True))
+            elif entry.first_copy is not None:
+                entry.answer(Appended(entry.first_copy.first, entry.first_copy.count, True))

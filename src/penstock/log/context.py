@@ -73,7 +73,7 @@ class Instruments:
         )
         self.damage = counter(
             "penstock_topic_damage_total",
-            "Damaged places found in topic files, by outcome",
+            "Damaged places in topic files, by outcome",
             "outcome",
         )
         self.quarantined = counter(

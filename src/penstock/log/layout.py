@@ -1,6 +1,6 @@
 """The files of a topic, byte by byte. Everything on disk is little-endian.
 
-A topic is a directory `<data_directory>/<topic>/`. The first three files are the original server's,
+A topic is a directory `<data_directory>/<topic>/`. The first three files are aiq's,
 to the letter; an unrolled topic of ours is therefore a topic there, and the other way round.
 
     data.log            the active segment: records, one after another
@@ -126,8 +126,8 @@ def find_logs(data: Path) -> dict[str, Path]:
     """The logs of a data directory, by label."""
     plain = {path.name: path for path in data.iterdir() if is_topic_name(path.name)}
     batches = {label_of(path): path for path in data.glob(f"{PRIVATE}/{LOGS}/*/*")}
-    found = {**batches, **{name: path for name, path in plain.items() if path.is_dir()}}
-    return dict(sorted(found.items()))
+    directories = {**batches, **{name: path for name, path in plain.items() if path.is_dir()}}
+    return dict(sorted(directories.items()))
 
 
 def sealed_name(kind: str, base: int) -> str:

@@ -51,7 +51,7 @@ class Batch:
         self.ends = ends
         self.count = len(offsets)
         self.first_offset = int(offsets[0]) if self.count else next_offset
-        self.next_offset = next_offset  # where the next read goes on
+        self.next_offset = next_offset  # where the next read continues
         self._details = details
 
     def records(self) -> list[KafkaRecord] | None:
@@ -109,7 +109,7 @@ class FetchedBatches(NamedTuple):
     """Record batches as bytes, the first of which holds the offset asked for, or follows it."""
 
     data: bytes
-    next_offset: int  # where the next read goes on
+    next_offset: int  # where the next read continues
 
 
 class StoredBatch(NamedTuple):

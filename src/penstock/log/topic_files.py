@@ -191,12 +191,12 @@ class TopicFiles:
 
     def __init__(self, directory: Path) -> None:
         if not directory.is_dir():
-            raise NotFound(f"there is no topic directory {directory}")
+            raise NotFound(f"topic directory {directory} does not exist")
         self.directory = directory
 
     @property
     def incarnation(self) -> str:
-        """32 hexadecimal digits; zeros for a directory of the original server, which has none."""
+        """32 hexadecimal digits; zeros for a directory of aiq, which has none."""
         try:
             return (self.directory / INCARNATION).read_text().split(" ")[0]
         except FileNotFoundError:
@@ -329,7 +329,7 @@ class TopicFiles:
         for pause in SIDECAR_RETRY_SECONDS if (self.directory / INCARNATION).exists() else ():
             if segment.timed:
                 break
-            # A sidecar is the first to be renamed or removed: not to see it is no reason to guess
+            # A sidecar is the first to be renamed or removed: its absence proves nothing
             # the times.
             time.sleep(pause)
             segment = opened(self.directory, base)

@@ -11,7 +11,7 @@ finding names a file and a position:
 - damage.json: offsets that it says are lost, though the files were repaired since
 
 A swap or a roll of segments that was interrupted is looked at as it will be when the topic is
-opened. The commit that a kill cut short is reported: from the files alone it cannot be told from
+opened. The commit that a kill cut short is reported: the files alone do not distinguish it from
 one that was answered and then lost its end.
 
 Records without a sidecar row (another server wrote them, or their row is damaged) have no checksum:
@@ -284,7 +284,7 @@ class _Verifier:
                 row += len(rows)
             if at < size:
                 self._add(
-                    name, row * INDEX_SIZE, f"rows are missing: {data_name} goes on from byte {at}"
+                    name, row * INDEX_SIZE, f"rows are missing: {data_name} continues at byte {at}"
                 )
             if file.size % INDEX_SIZE and self.until is None:
                 self._add(name, file.size // INDEX_SIZE * INDEX_SIZE, "ends in the middle of a row")
@@ -326,7 +326,7 @@ class _Verifier:
             self.report.unchecked += self._between(data, at, size)
             # after a clean stop another server may have written them
             if name != DATA or self.open_state:
-                what = f"rows are missing: {name} goes on from byte {at}"
+                what = f"rows are missing: {name} continues at byte {at}"
                 self._add(batches_name, len(rows) * BATCH_SIZE, what)
 
     def _between(self, data: File, start: int, end: int) -> int:
@@ -340,7 +340,7 @@ class _Verifier:
     # The small files
 
     def _noted(self) -> None:
-        """What was found lost before: files that were repaired no longer show it."""
+        """Records reported lost earlier: files that were repaired no longer show it."""
         if DAMAGE not in self._names:
             return
         try:
@@ -422,7 +422,7 @@ class _BatchVerifier(_Verifier):
     def _batches_of(
         self, name: str, data: File, index: SparseIndex, limit: int | None
     ) -> Iterator[Located]:
-        """Whole batches; what is none is a finding, behind which it goes on."""
+        """Whole batches; anything else is a finding, and the check continues behind it."""
         size = data.size
         while True:
             for batch in whole_batches(data, index.size, size, index.end, limit=limit):
@@ -439,13 +439,13 @@ class _BatchVerifier(_Verifier):
                 return
             index.skip(end, following.head.base_offset)
 
-    def _check_index(self, name: str, data_name: str, found: SparseIndex) -> None:
+    def _check_index(self, name: str, data_name: str, actual: SparseIndex) -> None:
         """An index describes its data from the beginning; a sealed one describes all of it."""
         if name not in self._names:
             self._add(name, 0, "is missing")
             return
         content = self.fs.read(self._path(name))
-        if name == INDEX and not content and not found.records:
+        if name == INDEX and not content and not actual.records:
             return
         stored = SparseIndex.parse(content)
         if stored is None:
@@ -456,12 +456,12 @@ class _BatchVerifier(_Verifier):
         if any(finding.file == data_name for finding in self.report.findings):
             return  # it is the data that is wrong
         if name == INDEX:
-            rows = found.rows[: stored.row_count]
-            same = np.array_equal(stored.rows, rows) and stored.size <= found.size
-            same &= not found.size or (stored.base == found.base and stored.end <= found.end)
+            rows = actual.rows[: stored.row_count]
+            same = np.array_equal(stored.rows, rows) and stored.size <= actual.size
+            same &= not actual.size or (stored.base == actual.base and stored.end <= actual.end)
         else:
-            found.compacted |= stored.compacted  # what is gone cannot be seen
-            same = stored.pack() == found.pack()
+            actual.compacted |= stored.compacted  # what is gone cannot be seen
+            same = stored.pack() == actual.pack()
         if not same:
             self._add(name, 0, f"does not match {data_name}")
             self._add(data_name, 0, f"does not match {name}")

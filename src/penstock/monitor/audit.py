@@ -1,7 +1,7 @@
 """Who changed what and when: a log line at once, and a row in PostgreSQL.
 
-The row is written before the change is answered, so whoever got an answer can be found here. While
-PostgreSQL is away (topics and routes can be changed then, too) entries wait in memory, up to
+The row is written before the change is answered, so every answered change is listed here. While
+PostgreSQL is down (topics and routes can be changed then, too) entries wait in memory, up to
 `MAX_WAITING`, and are written with the next one or when somebody looks; the log line is there
 already.
 

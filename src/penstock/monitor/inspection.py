@@ -78,7 +78,7 @@ class LifelineEvent(msgspec.Struct, rename="camel"):
 
 
 class Hit(msgspec.Struct, rename="camel"):
-    """A message that a search found."""
+    """One result of a search for messages."""
 
     queue: str
     partition: str
@@ -108,7 +108,7 @@ class ListedLetter(msgspec.Struct, rename="camel"):
 class Hits(msgspec.Struct):
     messages: list[Hit]
     searched: int
-    complete: bool  # False: `next` goes on with the search
+    complete: bool  # False: `next` continues the search
     next: str | None
 
 

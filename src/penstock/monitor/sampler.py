@@ -45,7 +45,7 @@ SLOW_SECONDS = 5.0
 QUEUES_SHARE = 0.004  # of the time, for reading the figures of every queue
 USUAL_SECONDS = 0.003  # that reading takes, as far as is known before the first time
 MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
-MIN_SAMPLE_SECONDS = 0.3  # between two samples; who asks sooner gets the last one
+MIN_SAMPLE_SECONDS = 0.3  # between two samples; an earlier call gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
 QUEUES_PER_SLICE = 250  # looked at before others get a turn: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
@@ -152,7 +152,7 @@ class Sampler:
         )
 
     async def fresh(self, *, recent: bool = False) -> None:
-        """Read the queues now, for who asks once; while somebody watches, the figures of a moment
+        """Read the queues now, for a single caller; while somebody watches, the figures of a moment
         ago do where they are said to (`recent`).
         """
         watched = self._task is not None and not self._task.done()
@@ -392,7 +392,7 @@ def _per_second(minute: Any) -> dict[str, float | None]:
 
 
 def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:
-    """Messages per second since; what was deleted and made anew counts from 0."""
+    """Messages per second since; a queue that was deleted and recreated counts from 0."""
     queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
     done = {group.name: group.completed for group in before.groups}
     for group in queue.groups:

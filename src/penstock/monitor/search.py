@@ -43,21 +43,21 @@ class Search:
         for thing in things:
             if wanted in thing.name.lower():
                 by_kind.setdefault(thing.kind, []).append(thing)
-        found = [
+        results = [
             thing
             for some in by_kind.values()
             for thing in sorted(
                 some, key=lambda one: (not one.name.lower().startswith(wanted), one.name)
             )[:MAX_PER_KIND]
         ]
-        return found + await self._messages(words.strip())
+        return results + await self._messages(words.strip())
 
     def _things(self) -> Iterator[FoundThing]:
         broker = self._broker
         for name, queue in self._sampler.queues.items():
             yield FoundThing("queue", name, view_path("queues", name))
             for group in queue.groups:
-                if group.name:  # queue mode is found with its queue
+                if group.name:  # queue mode is listed with its queue
                     yield FoundThing("group", f"{name}@{group.name}", view_path("queues", name))
         if broker.logs:
             for name in broker.logs.topics.names():

@@ -1,9 +1,9 @@
-"""Work that goes on in a broker after whoever asked for it has left: requeue or purge all dead
+"""Work that continues in a broker after its client has disconnected: requeue or purge all dead
 letters that match.
 
 A task works in the small steps of `DeadLetterStore`, with a pause between them, so that it takes no
 more than its share. It concerns the letters that were there when it began: one that is put back
-and fails again is not its business. While PostgreSQL is away it waits, and then goes on.
+and fails again is not its business. While PostgreSQL is down it waits, and then continues.
 
 A task is a row in PostgreSQL: what it is about, how far it is, which process works on it and when
 that took its last step. All brokers of a database show it, and each of them can cancel it: whoever
@@ -222,4 +222,4 @@ def _uuid(number: str) -> UUID:
 
 
 def _missing(number: str) -> NotFound:
-    return NotFound(f"there is no task {number[:60]!r}")
+    return NotFound(f"task {number[:60]!r} does not exist")

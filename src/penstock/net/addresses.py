@@ -31,7 +31,7 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> tuple[list[Addr
             host, port = plain, DEFAULT_PORT
         if not host or not port.isdecimal() or "/" in host:
             raise InvalidRequest(
-                f"{part!r} is no broker address: write host:port, or tls://host:port"
+                f"{part!r} is not a broker address: write host:port, or tls://host:port"
             )
         parsed.append((host.strip("[]"), int(port)))
     if not parsed:

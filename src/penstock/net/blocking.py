@@ -1,5 +1,5 @@
 """An HTTP/1.1 connection on a plain socket, for frameworks that fork, use threads or replace the
-socket module (gevent): there is no event loop and no thread in it.
+socket module (gevent): it has neither an event loop nor a thread.
 
 A connection carries one request at a time. `send` writes it, `receive` reads what has arrived
 without waiting, and `wait` blocks for the answer. `fileno` lets an event loop or `poll` watch many
@@ -57,7 +57,7 @@ class BlockingConnection:
         return self._served > 0 and not self._any_byte
 
     def fileno(self) -> int:
-        """Return the file descriptor, -1 if there is no connection."""
+        """Return the file descriptor, -1 when not connected."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def send(self, method: str, target: str, body: bytes = b"", *headers: tuple[str, str]) -> None:

@@ -92,7 +92,7 @@ class BrokerCaller:
     def call(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
     ) -> bytes:
-        """The body of the answer; an answer that is no success is raised as the error it means."""
+        """Return the body of a successful answer; raise the error that any other answer means."""
         deadline = time.monotonic() + self._patience
         backoff = Backoff()
         self.repeated = False

@@ -2,9 +2,9 @@
 an asyncio Protocol.
 
 One `HttpClient` talks to one origin. It keeps up to `pool_size` connections; a request takes one,
-alone, and puts it back once the answer is whole, so there is no pipelining and a slow answer delays
-nobody else. The most recently used connection is taken first: under light load the others grow idle
-and the server closes them.
+alone, and puts it back once the answer is whole, so requests are not pipelined and a slow
+answer delays no other request. The most recently used connection is taken first: under light load
+the others grow idle and the server closes them.
 
 A server may close an idle connection just as we write to it. Such a reset, on a connection that was
 used before and before any byte of an answer, is the one failure that is retried here, once and on a
@@ -111,7 +111,7 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._fail(Unavailable("the server switched protocols without being asked"))
         except httptools.HttpParserError as error:
-            self._fail(Unavailable(f"the answer is no valid HTTP: {error}"))
+            self._fail(Unavailable(f"the answer is not valid HTTP: {error}"))
 
     def eof_received(self) -> None:
         return None  # close the transport; connection_lost tells the rest

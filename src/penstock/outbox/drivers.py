@@ -72,7 +72,7 @@ def _driver(connection: Any, *, blocking: bool) -> str:
     driver = next((package for package in packages if package in MARKS), None)
     if driver is None:
         raise InvalidRequest(
-            f"{name} is no connection of asyncpg, psycopg or SQLAlchemy: "
+            f"{name} is not a connection of asyncpg, psycopg or SQLAlchemy: "
             "call the SQL function outbox_push or outbox_ack yourself"
         )
     waits = driver == "asyncpg" or inspect.iscoroutinefunction(type(connection).execute)

@@ -65,7 +65,7 @@ def _without(module: str) -> Iterator[None]:
 def threads() -> list[str]:
     """The names of all threads but this one, those of C libraries included."""
     own = str(threading.get_native_id())
-    tasks = Path("/proc/self/task").glob("*")  # none where there is no such directory
+    tasks = Path("/proc/self/task").glob("*")  # none where the directory does not exist
     return [(task / "comm").read_text().strip() for task in tasks if task.name != own]
 
 

@@ -322,7 +322,7 @@ class Sharing:
             return True
         if len(outputs) < 2 or cut not in self.inputs:
             return False
-        # A sink that has a checkpoint of its own goes on with it.
+        # A sink that has a checkpoint of its own continues from it.
         files = CheckpointFiles(self.spark, (self.pipeline.checkpoint or "").rstrip("/"))
         return not any(files.exists(output.checkpoint) for output in outputs)
 

@@ -1,6 +1,6 @@
 """Runs a pipeline: starts its queries, reports how they go, stops them after the batch they are in.
 
-Reports go to whoever listens: a terminal, standard output as JSON lines, and the broker, which
+Reports go to a terminal, standard output as JSON lines, and the broker, which
 shows them to operators and passes on their wish that the pipeline should stop. A broker that does
 not answer never disturbs the pipeline.
 """

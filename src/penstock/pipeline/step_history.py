@@ -4,7 +4,7 @@ by others.
     <checkpoint>/steps/<n>.json     the steps from the n-th change on; the last one counts
 
 An aggregate, a join or the removal of duplicates keeps state between batches, and Spark only looks
-at the state's columns: a count that became a sum goes on from the old count. So the steps that
+at the state's columns: a count that became a sum continues from the old count. So the steps that
 state is made of (those that keep it, and all they read from) must stay what they were once a batch
 was committed. Steps after them, and pipelines without state, may change; that is recorded.
 

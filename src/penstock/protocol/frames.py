@@ -66,7 +66,7 @@ bytes]`.
     any failure: 0xFF with the status and [length u32][message UTF-8], optionally
                  [JSON: Details of penstock.protocol.status]
 
-The first five are the original's, to the letter. Its statuses are fewer than our errors: where the
+The first five are exactly aiq's. Its statuses are fewer than our errors: where the
 status does not say it all, the class of `penstock.errors` and its fields follow the message. In
 FETCH the raw log is the file, byte for byte; `next offset` is where to read on, `log end` what the
 next appended record will be given (equal: the reader is at the end). `lengths` repeats what the raw
@@ -168,7 +168,7 @@ class Command(IntEnum):
     SINK_COMMIT = 0x31, Role.READ_WRITE
 
 
-ERROR = 0xFF  # the command byte of every answer that is no success
+ERROR = 0xFF  # the command byte of every unsuccessful answer
 REPLY = 0x80  # added to the request's command byte in a successful answer
 
 

@@ -22,7 +22,7 @@ MAX_NAME_BYTES = 128
 
 is_name = re.compile(rf"[A-Za-z0-9!#$%&'*+.^_`|~-]{{1,{MAX_NAME_BYTES}}}").fullmatch
 _encode = msgspec.json.Encoder().encode
-_names: set[str] = set()  # some that were found right: names repeat, and a look-up is cheap
+_names: set[str] = set()  # names that passed the check: names repeat, and a look-up is cheap
 MAX_NAMES = 1000
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 _decode_all = msgspec.json.Decoder(list[dict[str, str]]).decode

@@ -11,7 +11,7 @@ _SHORT, _INT = Struct(">h"), Struct(">i")
 
 def assigned_partitions(assignment: bytes) -> dict[str, list[int]]:
     """Partitions by topic; none when it cannot be read, as other kinds of groups have their own."""
-    found: dict[str, list[int]] = {}
+    partitions: dict[str, list[int]] = {}
     try:
         (topics,), at = _INT.unpack_from(assignment, _SHORT.size), _SHORT.size + _INT.size
         for _ in range(topics):
@@ -20,8 +20,8 @@ def assigned_partitions(assignment: bytes) -> dict[str, list[int]]:
             name = assignment[at : at + length].decode()
             (count,) = _INT.unpack_from(assignment, at + length)
             at += length + _INT.size
-            found[name] = [_INT.unpack_from(assignment, at + 4 * i)[0] for i in range(count)]
+            partitions[name] = [_INT.unpack_from(assignment, at + 4 * i)[0] for i in range(count)]
             at += 4 * count
     except (error, UnicodeDecodeError):
         return {}
-    return found
+    return partitions

@@ -29,7 +29,7 @@ def upper_of(bucket: int) -> float:
 
 
 def seconds_of(bucket: int) -> float:
-    """What a bucket is told as."""
+    """Return the value that stands for a bucket."""
     return SMALLEST if bucket <= 0 else float(SMALLEST * 2 ** ((bucket - 0.5) / PER_DOUBLING))
 
 

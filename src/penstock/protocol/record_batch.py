@@ -198,7 +198,7 @@ class Batch:
         cls, topic: str, partition: int, batches: memoryview, start: int, following: int
     ) -> "Batch":
         """Return the records from offset `start` on of Kafka's record batches. `following` is where
-        the next read goes on.
+        the next read continues.
         """
         records, at = list[Record](), 0
         while at < len(batches):

@@ -20,7 +20,7 @@ derive need no row; ours all have one. What is not in the table is a bug or a br
 
 A status stands for several classes, so the class and its fields travel beside it as `Details`, the
 same JSON in every protocol: members of the object beside `error` (HTTP) or `error_message`
-(WebSocket), and over TCP an object behind the message, where clients of the original do not look.
+(WebSocket), and over TCP an object behind the message, where aiq's clients do not look.
 """
 
 from enum import IntEnum

@@ -37,5 +37,5 @@ def epoch_seconds(text: str) -> float:
         return int(text) / 1000 if text.isdecimal() else utc_time(text).timestamp()
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            f"{text!r} is no time: write 2026-01-31T12:00:00Z, or milliseconds since 1970"
+            f"{text!r} is not a time: write 2026-01-31T12:00:00Z, or milliseconds since 1970"
         ) from None

@@ -1,9 +1,9 @@
 """Who consumes: the connections that pop, by queue and group, of this process and of the others.
 
 A consumer is a connection that asked for messages of a group and is still open; one that asked for
-nothing in `MEMBER_SECONDS` is no longer counted (it may serve something else by now). Every process
-writes its counts into its row of `members` (`Presence`), so whoever is asked adds up the rows; its
-own it knows as of now.
+nothing in `MEMBER_SECONDS` is not counted any more (it may serve something else by now). Every
+process writes its counts into its row of `members` (`Presence`), so any process can add up the
+rows; its own counts are current.
 """
 
 import time

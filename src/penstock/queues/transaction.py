@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Stale(Exception):
-    """What we knew of a queue is no longer so."""
+    """The queue has changed since we read it."""
 
 
 class CatalogSnapshot(QueueCatalog):

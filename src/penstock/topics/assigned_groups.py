@@ -6,7 +6,7 @@ assignment the others get when they sync.
 
     EMPTY        no members
     PREPARING    a rebalance: members join again. It ends when all have, or when the slowest one's
-                 rebalance timeout is over; who did not join by then is no longer a member
+                 rebalance timeout is over; members that did not join by then are removed
     COMPLETING   a generation has begun, and its leader owes the assignment
     STABLE       everyone works; members send heartbeats
 
@@ -78,7 +78,7 @@ class Joining(NamedTuple):
     rebalance_timeout: float
     kind: str  # of protocols: "consumer"
     protocols: Mapping[str, bytes]  # metadata by name, in the order of preference
-    needs_id: bool  # it is told its id before it joins
+    needs_id: bool  # it receives its id before it joins
 
 
 class Joined(NamedTuple):

@@ -147,7 +147,7 @@ class Groups:
             sync=sync,
             damage=metrics.counter(
                 "penstock_topic_group_damage_total",
-                "Damage in the committed offsets of consumer groups found at startup, by outcome",
+                "Damage in the committed offsets of consumer groups at startup, by outcome",
                 "outcome",
             ),
         )
@@ -324,7 +324,7 @@ class Groups:
 
     async def all_details(self, group: str) -> list[GroupDetails]:
         """Per topic: committed offset, lag, and who holds what."""
-        found = self.details(group) if group in self.names() else []
+        details = self.details(group) if group in self.names() else []
         for one in await self._shared_on(None, group):
             topic_log = self._store.get(one.topic)
             if not isinstance(topic_log, SharedLog) or self.shared is None:
@@ -341,12 +341,12 @@ class Groups:
             ]
             lag = topic_log.records_from(one.committed)
             members = self._members(group, topic_log.topic)
-            found.append(
+            details.append(
                 GroupDetails(group, one.topic, one.committed, lag, leases, members, one.note)
             )
-        if not found:
+        if not details:
             raise NotFound(f"group {group!r} does not exist")
-        return found
+        return details
 
     async def resume(self, group: str, topic: str) -> tuple[int | None, int]:
         """The group's committed offset, None when it has none; and its lag."""

@@ -83,7 +83,7 @@ def _before_start(topic: Topic) -> list[Segment]:
 
 
 def limits_of(topic: Topic, context: Context) -> tuple[float, int]:
-    """The longest age and the largest size that retention leaves; 0: there is no such limit."""
+    """The longest age and the largest size that retention leaves; 0: unlimited."""
     settings, own = context.settings, topic.limits
     return (
         settings.retention_age if own.retention_age is None else own.retention_age,

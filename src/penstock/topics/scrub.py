@@ -12,7 +12,7 @@ read a second time; if it fails again it is a hole from then on, as one that rec
 reported, counted, in `damage.json`, and `Damaged` to whoever reads it.
 
 Segments may be deleted, compacted or swapped meanwhile. A step reads through the segment's own open
-files, and what it found counts only if the topic still has that segment.
+files, and its findings count only if the topic still has that segment.
 
 `.penstock/scrub.json` says how far the running pass is, and what the last one came to. It is a
 hint: written now and then and not synced; without it, or when it is damaged, a pass starts over.

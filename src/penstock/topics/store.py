@@ -110,7 +110,7 @@ class TopicStore:
         self._partitions: dict[str, int] = {}  # how many each topic has
         self._creating: dict[str, asyncio.Task[AnyLog]] = {}  # names that are not in `_topics`
         self._deleting: dict[str, Deletion] = {}  # nor are these; what is created waits for them
-        self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # who waits for a name
+        self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # callers that wait for a name
         self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
         # A task that nobody refers to may be collected.
@@ -163,16 +163,18 @@ class TopicStore:
         logs = await self._context.run(self._find_logs)
         for i in range(0, len(logs), TOPICS_PER_STEP):
             step = logs[i : i + TOPICS_PER_STEP]
-            for found, recovered in await self._context.run(self._open_many, step):
-                self._add(found, recovered)
+            for location, recovered in await self._context.run(self._open_many, step):
+                self._add(location, recovered)
         self._running = True
         self._maintenance = supervised("topic maintenance", self._maintain, self._context.metrics)
         await self.scrub.start()
         if logs:
             log.info("opened %d topics in %s", len(self._partitions), self.directory)
 
-    def _add(self, found: LogDirectory, recovered: RecoveredTopic) -> Topic:
-        topic = self._topics[found.label] = Topic(found.label, found.path, self._context, recovered)
+    def _add(self, location: LogDirectory, recovered: RecoveredTopic) -> Topic:
+        topic = self._topics[location.label] = Topic(
+            location.label, location.path, self._context, recovered
+        )
         self._partitions[topic.topic] = max(
             self._partitions.get(topic.topic, 0), topic.partition + 1
         )
@@ -186,33 +188,33 @@ class TopicStore:
                 self._fs.remove_tree(private / place / name)
 
     def _find_logs(self) -> list[LogDirectory]:
-        found = {
+        by_name = {
             name: [LogDirectory(name, self.directory / name, AIQ)]
             for name in self._fs.list_dir(self.directory)
             if is_topic_name(name) and self._fs.is_dir(self.directory / name)
         }
         logs = self.directory / PRIVATE / LOGS
         for name in filter(is_topic_name, self._fs.list_dir(logs)):
-            if name in found:
+            if name in by_name:
                 self._refuse(f"{name}/0", f"{self.directory / name} has the same name")
                 continue
             numbers = sorted(int(one) for one in self._fs.list_dir(logs / name) if one.isdigit())
-            found[name] = [
+            by_name[name] = [
                 LogDirectory(partition_label(name, number), logs / name / str(number), BATCHES)
                 for number in numbers
             ]
             for number in sorted(set(range(max(numbers, default=-1))) - set(numbers)):
                 path = logs / name / str(number)
                 self._refuse(partition_label(name, number), f"{path} is missing")
-        return [one for partitions in found.values() for one in partitions]
+        return [one for partitions in by_name.values() for one in partitions]
 
     def _open_many(self, logs: list[LogDirectory]) -> list[tuple[LogDirectory, RecoveredTopic]]:
         opened = []
-        for found in logs:
+        for location in logs:
             try:
-                opened.append((found, recover(found.form, self._context, found.path)))
+                opened.append((location, recover(location.form, self._context, location.path)))
             except CANNOT_OPEN as error:
-                self._refuse(found.label, error)
+                self._refuse(location.label, error)
         return opened
 
     def _refuse(self, label: str, why: Exception | str) -> None:
@@ -240,7 +242,7 @@ class TopicStore:
         return sorted({*self._partitions, *self.shared.names()})
 
     def partitions(self, name: str) -> int:
-        """How many partitions the topic has; 0 when there is no such topic."""
+        """How many partitions the topic has; 0 when the topic does not exist."""
         local = self._partitions.get(name, 0)
         return local or (self.shared.partitions(name) if self.shared is not None else 0)
 
@@ -363,8 +365,8 @@ class TopicStore:
             await self._wait_for_deletion(name)
             self._context.space.take(0)
             made = await self._context.run(self._make, name, form, range(partitions))
-            for found, recovered in made:
-                self._add(found, recovered)
+            for location, recovered in made:
+                self._add(location, recovered)
             self._wake_awaiting(name)
             return self._topics[name]
         finally:
@@ -399,9 +401,9 @@ class TopicStore:
                     "removed"
                 )
             first = self._topics[name]
-            for found, recovered in await self._context.run(self._make, name, BATCHES, numbers):
-                self._add(found, recovered)
-                added = self._topics[found.label]
+            for location, recovered in await self._context.run(self._make, name, BATCHES, numbers):
+                self._add(location, recovered)
+                added = self._topics[location.label]
                 await added.set_policy(first.policy)
                 await added.set_limits(replace(first.limits, start=0))
             return first
@@ -422,9 +424,9 @@ class TopicStore:
     ) -> list[tuple[LogDirectory, RecoveredTopic]]:
         """The empty logs of these partitions."""
         if form is AIQ:
-            found = LogDirectory(name, self.directory / name, AIQ)
-            self._make_empty(AIQ, found.path, found.path)
-            return [(found, recover(AIQ, self._context, found.path))]
+            location = LogDirectory(name, self.directory / name, AIQ)
+            self._make_empty(AIQ, location.path, location.path)
+            return [(location, recover(AIQ, self._context, location.path))]
         private = self.directory / PRIVATE
         logs, unfinished = private / LOGS / name, private / UNFINISHED / uuid7().hex
         for number in numbers:
@@ -443,7 +445,7 @@ class TopicStore:
             LogDirectory(partition_label(name, number), logs / str(number), form)
             for number in numbers
         ]
-        return [(found, recover(form, self._context, found.path)) for found in made]
+        return [(location, recover(form, self._context, location.path)) for location in made]
 
     def _make_empty(self, form: SegmentFormat, directory: Path, whole: Path) -> None:
         """Files of an empty log; when that fails, `whole` is removed."""

@@ -55,7 +55,7 @@ def condemned(
     sealed: Sequence[Segment], total: int, *, age: float, size: int, now: int
 ) -> Iterator[Segment]:
     """The oldest of these segments that are older than `age` seconds, or too much when the topic
-    has `total` bytes and may have `size`; 0: there is no such limit.
+    has `total` bytes and may have `size`; 0: unlimited.
     """
     for segment in sealed:
         aged = age and segment.newest < now - age * 1e6
@@ -107,7 +107,7 @@ class Topic(AppendsThrough):
 
     @property
     def damage(self) -> list[dict[str, Any]]:
-        """What was found damaged and could not be repaired."""
+        """Return the damaged places that could not be repaired."""
         return self.damage_report.places
 
     @property
@@ -376,7 +376,7 @@ class Topic(AppendsThrough):
         self._segments.close()
 
     async def mark_deleted(self) -> None:
-        """Refuse whatever comes, wake whoever waits."""
+        """Refuse new calls and wake those that wait."""
         self.appends.close(deleted=True)
         self._segments.abandon()
         await self._drain()

@@ -9,10 +9,10 @@ batch into what it sends (`prepare`, CPU work, may run in a pool) and sends it.
 How a send failed decides what happens to the batch, so `send` raises one of four things, and
 nothing else:
 
-    Retry     not now: the destination is down, slow, or asks for patience
-    Refused   never, as it is: the batch is cut in halves until the bad records stand alone
-    TooBig    never, at this size: cut in halves
-    Denied    not until a person has changed something (credentials, address): the route pauses
+    RetryLater    not now: the destination is down, slow, or asks for patience
+    BatchRefused  never, as it is: the batch is cut in halves until the bad records stand alone
+    TooBig        never, at this size: cut in halves
+    Denied        not until a person has changed something (credentials, address): the route pauses
 """
 
 import functools
@@ -20,11 +20,12 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from penstock.config.schema import key
+from penstock.export.checks import ca_from_api
 from penstock.export.context import RouteContext
 from penstock.export.payload import FRAMES, NONE, compress, decompress, join, split
 
@@ -92,7 +93,8 @@ class Destination(Protocol):
     encoding: int = FRAMES  # how records lie in a batch (`payload`)
 
     async def stop(self) -> None:
-        """After the last `send`. There is no start: the destination may be down then."""
+        """Close connections, after the last `send`. They open at the first `send`: the destination
+        may be down when the route starts."""
         return
 
     def prepare(self, batch: OutgoingBatch) -> Any:
@@ -105,9 +107,8 @@ class Destination(Protocol):
 
     @abstractmethod
     async def send(self, batch: OutgoingBatch, prepared: Any) -> int | None:
-        """Deliver; returns when the destination has it. Raises Retry, Refused, TooBig or Denied.
-
-        The number is that of items inside the records that it has and rejected for good.
+        """Deliver the batch; return when the destination has it, with the number of items inside
+        the records that it rejected for good. Raises RetryLater, BatchRefused, TooBig or Denied.
         """
 
     @abstractmethod
@@ -143,11 +144,13 @@ class Target(ABC):
         """("topic" or "queue", name) of this broker that gets its records."""
         return None
 
-    def from_api(self, _certificates: Path, *, stored: bool) -> "Target":  # noqa: ARG002
-        """The same when it came over the API: it names no file outside this directory, or raises
-        ConfigError. `stored`: it was accepted before, perhaps by an older version.
+    def from_api(self, certificates: Path, *, stored: bool) -> "Target":
+        """Return the target of a definition that came over the API, or raise ConfigError when it
+        names a file outside `certificates`. `stored`: it was accepted before, perhaps by an older
+        version.
         """
-        return self
+        ca = ca_from_api(getattr(self, "ca", ""), certificates, stored=stored)
+        return replace(self, ca=ca) if ca else self  # type: ignore[call-arg]
 
     @abstractmethod
     def make(self, context: RouteContext) -> Destination: ...

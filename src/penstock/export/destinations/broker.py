@@ -14,7 +14,6 @@ import asyncio
 import base64
 from bisect import insort
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +22,6 @@ import msgspec
 from penstock.config.schema import Seconds, Secret, key
 from penstock.export.checks import (
     ca_context,
-    ca_from_api,
     character_problems,
     limit_problems,
     name_problems,
@@ -75,9 +73,6 @@ class BrokerTarget(Target):
             *name_problems(check_name, "topic", self.topic),
             *character_problems(topic=self.topic),
         ]
-
-    def from_api(self, certificates: Path, *, stored: bool) -> Target:
-        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
 
     def make(self, _context: RouteContext) -> Destination:
         return BrokerDestination(self)

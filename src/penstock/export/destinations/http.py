@@ -13,21 +13,15 @@ data is bad.
 import email.utils
 import time
 from collections.abc import Awaitable, Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC
 from http.client import responses
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from penstock.config.schema import Seconds, key
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
-from penstock.export.checks import (
-    ca_context,
-    ca_from_api,
-    limit_problems,
-    url_problems,
-)
+from penstock.export.checks import ca_context, limit_problems, url_problems
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
     BatchRefused,
@@ -60,31 +54,53 @@ RETRY_KINDS = {408: "timeout", 425: "server_error", 429: "rate_limit"}
 RETRIED = frozenset((*RETRY_KINDS, *range(500, 600)))
 
 
-@destination("http")
 @dataclass(frozen=True, kw_only=True)
-class HttpTarget(Target):
+class AddressTarget(Target):
+    """A server that gets HTTP requests."""
+
     needed = ("url",)
 
     url: str = key("", "address")
-    format: Literal["ndjson", "json", "raw"] = key("ndjson", "how records are put together")
-    method: Literal["POST", "PUT", "PATCH", "post", "put", "patch"] = key("POST", "method")
     headers: dict[str, str] = key({}, "sent with every request")
-    header_prefix: str = key("", "a message's headers are sent as HTTP headers with this prefix")
-    compression: Literal["none", "gzip", "zstd", "snappy"] = key("none", "what the server takes")
     timeout: Seconds = key(30.0, "longest wait for an answer")
     connections: int = key(64, "most connections")
     ca: str = key("", "certificate authority to trust: a PEM file, or its text")
 
     def checks(self) -> list[str]:
-        problems = limit_problems(self.timeout, self.connections)
+        addresses = url_problems(self.url, "http", "https")
+        return addresses + limit_problems(self.timeout, self.connections)
+
+    @property
+    def shown(self) -> str:
+        """The address without user, password and query, for people."""
+        parts = urlsplit(self.url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+    def client(self, *headers: tuple[str, str]) -> HttpClient:
+        parts = urlsplit(self.url)
+        return HttpClient(
+            urlunsplit((parts.scheme, parts.netloc, "", "", "")),
+            headers=[*headers, *self.headers.items()],
+            pool_size=self.connections,
+            tls=ca_context(self.ca),
+        )
+
+
+@destination("http")
+@dataclass(frozen=True, kw_only=True)
+class HttpTarget(AddressTarget):
+    format: Literal["ndjson", "json", "raw"] = key("ndjson", "how records are put together")
+    method: Literal["POST", "PUT", "PATCH", "post", "put", "patch"] = key("POST", "method")
+    header_prefix: str = key("", "a message's headers are sent as HTTP headers with this prefix")
+    compression: Literal["none", "gzip", "zstd", "snappy"] = key("none", "what the server takes")
+
+    def checks(self) -> list[str]:
+        problems = super().checks()
         if self.header_prefix and self.format != "raw":
             problems.append("header_prefix needs format: raw, one message per request")
         if self.header_prefix and not is_name(self.header_prefix):
-            problems.append(f"header_prefix {self.header_prefix[:40]!r} is no name of a header")
-        return url_problems(self.url, "http", "https") + problems
-
-    def from_api(self, certificates: Path, *, stored: bool) -> Target:
-        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
+            problems.append(f"header_prefix {self.header_prefix[:40]!r} is not a header name")
+        return problems
 
     def make(self, _context: RouteContext) -> Destination:
         return HttpDestination(self)
@@ -94,22 +110,12 @@ class HttpDestination(Destination):
     def __init__(self, target: HttpTarget) -> None:
         parts = urlsplit(target.url)
         self._path = urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        self._shown = urlunsplit(
-            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
-        )
         self._target = target
         self._method = target.method.upper()
         self.encoding = ENCODINGS[target.format]
         self._compression = COMPRESSIONS[target.compression]
-        self._client = HttpClient(
-            urlunsplit((parts.scheme, parts.netloc, "", "", "")),
-            headers=[
-                ("Content-Type", CONTENT_TYPES[target.format]),
-                ("User-Agent", "penstock"),
-                *target.headers.items(),
-            ],
-            pool_size=target.connections,
-            tls=ca_context(target.ca),
+        self._client = target.client(
+            ("Content-Type", CONTENT_TYPES[target.format]), ("User-Agent", "penstock")
         )
 
     async def stop(self) -> None:
@@ -148,7 +154,7 @@ class HttpDestination(Destination):
         )
 
     def describe(self) -> str:
-        return f"{self._method} {self._shown}"
+        return f"{self._method} {self._target.shown}"
 
 
 async def delivered(

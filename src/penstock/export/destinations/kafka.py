@@ -15,11 +15,10 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from penstock.config.schema import Seconds, key
-from penstock.export.checks import ca_from_api, limit_problems
+from penstock.export.checks import limit_problems
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
     BatchRefused,
@@ -61,9 +60,6 @@ class KafkaTarget(Target, KafkaCluster):
 
     def with_source(self, topic: str, _queue: str) -> Target:
         return replace(self, topic=self.topic or topic)
-
-    def from_api(self, certificates: Path, *, stored: bool) -> Target:
-        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
 
     def make(self, _context: RouteContext) -> Destination:
         return KafkaDestination(self)

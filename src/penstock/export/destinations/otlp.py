@@ -60,7 +60,7 @@ class OtlpDestination(TelemetryDestination):
         rejected, message = _partial_success(answer)
         if message or rejected:
             text = "%s accepted a request of %s but rejected %d items in it: %s"
-            log.warning(text, self._shown, request.signal, rejected, message)
+            log.warning(text, self._target.shown, request.signal, rejected, message)
         return rejected
 
     def _why(self, answer: HttpAnswer) -> bytes:

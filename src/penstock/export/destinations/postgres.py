@@ -68,7 +68,7 @@ class PostgresTarget(Target):
     columns: bool = key(False, "records are objects whose keys are columns")
     strict: bool = key(
         True,
-        "with columns: a record with a key that is no column is bad; false = the key is left out",
+        "with columns: refuse records with a key that is not a column; false = leave the key out",
     )
     once: bool = key(True, "remember batch keys so that nothing is stored twice")
     timeout: Seconds = key(30.0, "longest wait")

@@ -9,24 +9,15 @@ does not repeat what went through; a crash does.
 from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
-from penstock.config.schema import Seconds, key
 from penstock.errors import InvalidRequest
-from penstock.export.checks import (
-    ca_context,
-    ca_from_api,
-    limit_problems,
-    url_problems,
-)
 from penstock.export.context import RouteContext
-from penstock.export.destinations import BatchRefused, Destination, OutgoingBatch, Target, TooBig
-from penstock.export.destinations.http import delivered
+from penstock.export.destinations import BatchRefused, Destination, OutgoingBatch, TooBig
+from penstock.export.destinations.http import AddressTarget, delivered
 from penstock.export.payload import RAW
 from penstock.export.telemetry_request import TelemetryRequest
-from penstock.net import HttpClient
 from penstock.net.http import HttpAnswer
 
 _MAX_CUT = 256  # requests that were cut and not sent to their end; more are started again
@@ -34,26 +25,15 @@ _RESERVED = {"content-type", "content-encoding", "content-length", "idempotency-
 
 
 @dataclass(frozen=True, kw_only=True)
-class TelemetryTarget(Target):
-    needed = ("url",)
+class TelemetryTarget(AddressTarget):
     reserved: ClassVar[frozenset[str]] = frozenset(_RESERVED)  # headers that the protocol sets
-
-    url: str = key("", "address")
-    headers: dict[str, str] = key({}, "sent with every request")
-    timeout: Seconds = key(30.0, "longest wait for an answer")
-    connections: int = key(64, "most connections")
-    ca: str = key("", "certificate authority to trust: a PEM file, or its text")
 
     def checks(self) -> list[str]:
         taken = sorted(self.reserved.intersection(name.lower() for name in self.headers))
         return [
-            *url_problems(self.url, "http", "https"),
-            *limit_problems(self.timeout, self.connections),
+            *super().checks(),
             *(f"headers must not contain {name}: the protocol sets it" for name in taken),
         ]
-
-    def from_api(self, certificates: Path, *, stored: bool) -> Target:
-        return replace(self, ca=ca_from_api(self.ca, certificates, stored=stored))
 
 
 @dataclass(slots=True)
@@ -75,23 +55,15 @@ class TelemetryDestination(Destination):
         self._context = context
         self._path = parts.path
         self._query = f"?{parts.query}" if parts.query else ""
-        self._shown = urlunsplit(
-            (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
-        )
-        self._timeout = target.timeout
+        self._target = target
         self._cut: dict[str, _Progress] = {}  # by the batch's key
-        self._client = HttpClient(
-            urlunsplit((parts.scheme, parts.netloc, "", "", "")),
-            headers=[*headers, *target.headers.items()],
-            pool_size=target.connections,
-            tls=ca_context(target.ca),
-        )
+        self._client = target.client(*headers)
 
     async def stop(self) -> None:
         await self._client.close()
 
     def describe(self) -> str:
-        return f"POST {self._shown}"
+        return f"POST {self._target.shown}"
 
     def prepare(self, batch: OutgoingBatch) -> TelemetryRequest:
         try:
@@ -145,7 +117,7 @@ class TelemetryDestination(Destination):
                 path + self._query,
                 request.body,
                 headers,
-                timeout=self._timeout,
+                timeout=self._target.timeout,
                 idempotent=True,
             )
             return answer if answer.status < 300 else replace(answer, body=self._why(answer))

@@ -17,7 +17,7 @@ READ_AHEAD_BYTES = 1 << 20
 
 
 class Backlog:
-    """`store` None: there is no disk, and never a block."""
+    """Without a `store` (a queue in memory) it is always empty."""
 
     def __init__(self, store: Store | None, *, newest_first: bool) -> None:
         self._disk = store

@@ -1,7 +1,7 @@
 """A block: one batch of records as it lies in a send queue, in memory and in a chunk file.
 
-On disk a block is framed as in the seed (an 8-byte head: length, bit 63 = snappy), and what the
-seed lacks stands inside it, in front of the body. All numbers are little-endian.
+On disk a block is framed as in metrics-governor (an 8-byte head: length, bit 63 = snappy). Our own
+fields follow inside the frame, in front of the body. All numbers are little-endian.
 
     offset size
     0      8    bits 0-61: length of everything after this field; bit 63: the body is snappy
@@ -28,8 +28,8 @@ is never taken for one of our blocks.
 A `ChunkReader` opens its own handles and names every position, so it never shares one with the
 writer, and it never looks behind `readable`, where the writer may be at work. It reads blocks whole
 (`walk`), one by its place (`block_at`), or passes over them without making them (`pass_over`),
-which is how a start finds its way through millions of blocks. What is no block is stepped over,
-byte by byte if need be, and reported to whoever asked.
+which is how a start finds its way through millions of blocks. It skips bytes that are not a
+block, one by one if need be, and reports them to the caller.
 """
 
 import re

@@ -1,11 +1,11 @@
 """The part of a send queue that survives: chunks (what was accepted), journal (what became of it),
 metadata (a hint).
 
-`fastqueue.meta` is JSON with the seed's fields and ours: `next_sequence`, `records`, `position`,
-and after a clean stop `clean`, `chunks` (start, size, first and next sequence number of each) and
-`checksum` (CRC32C of all the rest). It spares the next start a scan; every hint in it is checked
-before it is believed, and the file may be missing, old or garbage: then the chunks are read. Data
-is always written before metadata that speaks of it.
+`fastqueue.meta` is JSON with the fields of metrics-governor and ours: `next_sequence`, `records`,
+`position`, and after a clean stop `clean`, `chunks` (start, size, first and next sequence number of
+each) and `checksum` (CRC32C of all the rest). It spares the next start a scan. Every hint in it
+is checked; if the file is missing, old or damaged, the chunks are read instead. Data is always
+written before metadata that describes it.
 
 Blocks are numbered without gaps. A number that is neither completed nor on disk was lost (a
 kill before memory was written out, damage): it is booked as dropped, with its exact number of

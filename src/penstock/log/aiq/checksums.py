@@ -211,8 +211,8 @@ class AiqCheck:
             self._row = stop
             if self._in_hole(start, end):
                 return
-            self._index_sound = False  # one is enough: the rows after it cannot be told apart
-            what = f"a row does not match {segment.path(DATA).name}: records are found without it"
+            self._index_sound = False  # one is enough: the rows after it cannot be distinguished
+            what = f"a row does not match {segment.path(DATA).name}: records are located without it"
             self.faults.append(
                 Fault(segment.path(INDEX).name, (first + good) * INDEX_SIZE, what, {})
             )

@@ -32,7 +32,7 @@ _IN_HEADER = np.arange(HEADER_SIZE)
 
 
 class Scan(NamedTuple):
-    rows: np.ndarray  # index rows of the records found
+    rows: np.ndarray  # index rows of the records
     end: int  # byte position after the last whole record
     next_offset: int
     holes: list[Hole]

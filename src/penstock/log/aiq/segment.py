@@ -5,7 +5,7 @@ numbers prove that there are none; otherwise the index is searched. Every record
 `read` was checked against its own header. Where index and data disagree the data is walked from the
 last place where they agreed: a damaged index costs time, a damaged record is `Damaged` with the
 file, the place and the offset where reading can go on. A hole in the *positions* is damage that
-recovery found, or a batch that the scrub found to fail its checksum: neither is handed out. A hole
+recovery reported, or a batch whose checksum the scrub reported: neither is returned. A hole
 in the *offsets* alone is compaction.
 """
 
@@ -263,7 +263,7 @@ class AiqSegment(Segment):
         return count, end
 
     def _in_hole(self, begin: int, stop: int, offset: int) -> Damaged:
-        # also when the index lies: whoever goes on there gets on
+        # a reader that continues there makes progress even when the index is wrong
         resume = max(self.offset_of(self.row_at(stop)), offset + 1)
         text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, "
         return Damaged(f"{text}records go on at offset {resume}", resume)

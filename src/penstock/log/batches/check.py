@@ -15,7 +15,7 @@ STEP_BYTES = 1 << 20
 
 
 class BatchCheck:
-    """Every batch against its checksum, then the index against what was found."""
+    """Every batch against its checksum, then the index against the batches."""
 
     def __init__(self, segment: BatchSegment) -> None:
         self.segment = segment
@@ -72,9 +72,9 @@ class BatchCheck:
             rows = self.segment.index.rows
             for row in rows[rows["position"] > at]:
                 position, offset = int(row["position"]), int(row["offset"])
-                found = next(self._from(data, position, size, offset), None)
-                if found is not None:
-                    return found
+                intact = next(self._from(data, position, size, offset), None)
+                if intact is not None:
+                    return intact
             return None
 
     def _from(self, data: File, at: int, size: int, offset: int) -> Iterator[Located]:

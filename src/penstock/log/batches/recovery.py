@@ -136,9 +136,9 @@ def proven_batch_base(
     """The first offset of the active segment as its checkpoint or its index tells it."""
     floor = sealed[-1] + 1 if sealed else 0
     index = _parsed(directory, INDEX)
-    told = [checkpoint.base] if checkpoint is not None else []
-    told += [index.base] if index is not None else []
-    return next((base for base in told if base >= floor), None)
+    claimed = [checkpoint.base] if checkpoint is not None else []
+    claimed += [index.base] if index is not None else []
+    return next((base for base in claimed if base >= floor), None)
 
 
 class ActiveBatchSegment(OpeningSegment):
@@ -167,7 +167,7 @@ class ActiveBatchSegment(OpeningSegment):
     def open(self) -> bool:
         segment, data, directory = self._segment, self._data, self._directory
         certain = self._here.data_size if self._here is not None else 0
-        index, told = self._believed(certain), self._index.end if self._index is not None else 0
+        index, claimed = self._believed(certain), self._index.end if self._index is not None else 0
         untouched = index.size == data.size == certain
         torn = False
         if index.size < data.size:
@@ -178,7 +178,7 @@ class ActiveBatchSegment(OpeningSegment):
             segment.take_index(index)
             directory.damage.note_holes(segment, holes)
         segment.take_index(index)
-        self.report_lost([EndClaim(told, INDEX)])
+        self.report_lost([EndClaim(claimed, INDEX)])
         if torn:
             directory.report(
                 "unfinished",

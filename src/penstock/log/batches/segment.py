@@ -1,7 +1,7 @@
 """A segment of record batches: which batch holds an offset, and what is in it.
 
-A batch is found by the sparse index and the headers behind its row; readers in order, and those at
-the end, are found by where the batch before ended. Every batch that is decoded was checked against
+A batch is located by the sparse index and the headers behind its row; for readers in order, and
+those at the end, by where the batch before ended. Every batch that is decoded was checked against
 its checksum; bytes that are handed out whole (`raw`) are checked by who decodes them.
 
 Offsets may have gaps (compaction), between batches and within them. A hole in the *positions* is
@@ -158,17 +158,17 @@ class BatchSegment(Segment):
             _, position, _, records = self.index.row_before("offset", offset)
         else:
             position, records = place
-        found, before = False, position  # where the batch before ends
+        started, before = False, position  # where the batch before ends
         for batch in self._heads(position, records):
-            if found and batch.position != before:
+            if started and batch.position != before:
                 return
             if batch.end > offset:
-                if not found and batch.position != before and batch.first > offset:
+                if not started and batch.position != before and batch.first > offset:
                     raise self._damaged(before, batch.position, batch.first)
-                found = True
+                started = True
                 yield batch
             before = batch.stop
-        if not found and offset < self.end:
+        if not started and offset < self.end:
             raise self._damaged(before, self.data_size, self.end)
 
     def _damaged(self, begin: int, stop: int, resume: int) -> Damaged:
@@ -234,17 +234,19 @@ class BatchSegment(Segment):
 
     def raw(self, offset: int, max_bytes: int) -> Raw:
         """Whole batches, at least one; the first may begin before `offset`."""
-        found = self._find(offset)
-        first = next(found, None)
+        batches = self._find(offset)
+        first = next(batches, None)
         if first is None:
             return Raw(self.end, 0, self.end, None, 0, 0)
-        stop, end, records = self._stop(first, max_bytes, found)
+        stop, end, records = self._stop(first, max_bytes, batches)
         self._remember(end, stop, records)
         count = records - first.records_before
         length = stop - first.position
         return Raw(first.first, count, end, self.file(DATA), first.position, length)
 
-    def _stop(self, first: _Batch, max_bytes: int, found: Iterator[_Batch]) -> tuple[int, int, int]:
+    def _stop(
+        self, first: _Batch, max_bytes: int, following: Iterator[_Batch]
+    ) -> tuple[int, int, int]:
         """Where as many batches from `first` on as `max_bytes` take end: the position, the offset
         after them, and the records before it. Rows of the index are borders of batches.
         """
@@ -256,7 +258,7 @@ class BatchSegment(Segment):
         if first.stop <= position <= hole and not any(stop == position for _, stop in self.holes):
             return position, row[0], row[3]
         before = first
-        for batch in found:
+        for batch in following:
             if batch.stop > limit:
                 return before.stop, before.end, batch.records_before
             before = batch

@@ -92,8 +92,8 @@ def next_whole(
     shape = shape_at(file.read_at(start, min(HEAD_SIZE, size - start)), 0)
     highest = limit if limit is not None else offset + (size - start)
     if shape is not None and start + shape[2] < size:
-        for found in whole_batches(file, start + shape[2], size, offset, limit=highest):
-            return found
+        for intact in whole_batches(file, start + shape[2], size, offset, limit=highest):
+            return intact
     buffer = file.read_at(start + 1, min(MAX_SEARCH_BYTES, size - start - 1))
     for inside in _candidates(buffer, offset, highest):
         if is_whole(buffer, inside):

@@ -135,7 +135,7 @@ class Lake:
         return strays
 
     def _files(self, directory: str) -> list[Any]:
-        """Those at any depth; none when there is no such directory."""
+        """Those at any depth; none when the directory does not exist."""
         selector = fs.FileSelector(directory, recursive=True, allow_not_found=True)
         infos = self._fs.get_file_info(selector)
         return [info for info in infos if info.type == fs.FileType.File]

@@ -2,7 +2,7 @@
 
 The key is a JSON path into the payload, or a SQL expression over topic, offset, timestamp and
 payload; keys are compared as text. A tombstone (an empty payload, or what the caller says is one)
-deletes its key. A record that has no key, or is no JSON, belongs to nobody: it is kept as it is,
+deletes its key. A record that has no key, or is not JSON, belongs to no key: it is kept as it is,
 and counted.
 
 In place: see `penstock.pipeline.jobs.compact_in_place`.

@@ -1,10 +1,10 @@
 """compact in place: which offsets of the sealed segments stay; the broker swaps them.
 
-The broker has the bytes, so it is only told which offsets stay, a bit each, for neighbouring sealed
-segments (`POST /topics/{topic}/compact`). Only sealed segments are read: what lies behind them may
-still be lost with the power, and must not be the reason to remove anything. Oldest segments go
-first and a swap is all or nothing, so a value is always gone before the tombstone that deleted it,
-wherever the job dies; run again, it goes on.
+The broker has the bytes, so the job only sends which offsets stay, a bit each, for neighbouring
+sealed segments (`POST /topics/{topic}/compact`). Only sealed segments are read: a power failure
+may still take what lies behind them, so it must not be the reason to remove anything. Oldest
+segments go first and a swap is all or nothing, so a value is always gone before the
+tombstone that deleted it, wherever the job dies. Run again, it continues.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """dlq-report: what went wrong how often. Dead letters by error and queue, with samples, over time.
 
-Errors are told apart by their text without what differs from one message to the next: ids,
+Errors are distinguished by their text without what differs from one message to the next: ids,
 hexadecimal numbers, times, addresses and numbers become placeholders; of a Python traceback the
 last line counts, of any other text the first. Payloads are read for the samples only; those of
 encrypted messages stay closed.

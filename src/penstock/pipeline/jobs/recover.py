@@ -77,7 +77,7 @@ def find_files(directories: list[str]) -> list[Path]:
     files: list[Path] = []
     for directory in map(Path, directories):
         if not directory.is_dir():
-            raise NotFound(f"{directory} is no directory")
+            raise NotFound(f"{directory} is not a directory")
         files += (path for path in directory.rglob("*.buf*") if NAME.fullmatch(path.name))
     return sorted(files, key=lambda path: (_replay_rank(path), path.name.partition("_")[2], path))
 
@@ -139,7 +139,7 @@ def recover(
 
 
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Line]]]:
-    """A file's number, and some of its lines with their events (None: it is no event)."""
+    """A file's number, and some of its lines with their events (None: not an event)."""
     for batch in batches:
         for path, file in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             with Path(path).open("rb") as opened:
@@ -204,7 +204,7 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Files to what tells their events apart, for a dry run; nulls for a line that is no event."""
+    """Yield what identifies each event, for a dry run; nulls for a line that is not an event."""
     for _, lines in _blocks(batches):
         rows = [
             (e.queue, e.partition, e.transaction_id) if e else (None, None, None) for _, e in lines

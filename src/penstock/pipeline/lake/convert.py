@@ -86,6 +86,6 @@ def _take_over(table: LakeTable, entry: DirectoryEntry) -> DataFile:
 
 
 def _remove_old(table: LakeTable, manifest: Manifest) -> None:
-    """The manifest last: what is not removed yet is found by it."""
+    """The manifest last: it lists what is not removed yet."""
     table.root.delete([entry.path for entry in manifest.files])
     table.root.delete([manifest_path(manifest.kind, manifest.name)])

@@ -274,7 +274,7 @@ class _Day:
 
 
 def _chunks(footer: Any, column: str) -> list[Any]:
-    """A column's chunks in the row groups; none when there is no such column."""
+    """A column's chunks in the row groups; none when the column does not exist."""
     names = [footer.schema.column(i).path for i in range(footer.num_columns)]
     if column not in names:
         return []

@@ -1,6 +1,6 @@
 """Who writes: the identity that makes a sink's rows recognisable when a batch is run again.
 
-Spark runs a batch again after a crash, and a task again after a failure, and a Python sink is told
+Spark runs a batch again after a crash, and a task again after a failure, and a Python sink learns
 neither the query nor the batch by its arguments. The task's local properties tell both, in a
 stream's own writes and in those that `foreachBatch` makes; the user names the application with the
 option `appId`. So a row is (appId, query, batch, task, row), and the sinks turn that into an

@@ -138,12 +138,12 @@ class PostgresSink:
 
     def _column_types(self, session: "PostgresSession", columns: list[str]) -> dict[str, str]:
         """The target's types of the columns that are written."""
-        found = session.run(
+        target_columns = session.run(
             "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
             self._place(self._table),
         )
-        types: dict[str, str] = dict(found)
+        types: dict[str, str] = dict(target_columns)
         written = [name for name in columns if name != DELETED]
         if not types:
             raise InvalidRequest(

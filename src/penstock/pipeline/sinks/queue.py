@@ -3,7 +3,7 @@ is the same again.
 
 With `appId` a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>`
 (in a write without a stream no query, and batch 0; see `penstock.pipeline.sinks.identity`). The
-broker stores a task's rows together with their number, so a task that is run again goes on behind
+broker stores a task's rows together with their number, so a task that is run again continues behind
 the rows that are stored, whether or not their messages still exist. A column `transactionId` takes
 precedence: then the identity is the data's own and holds across applications too, for as long as
 the messages exist.

@@ -69,7 +69,7 @@ def query(
     until = f"b + {BLOCKS}" if end is None else f"least(b + {BLOCKS}, {end})"
     within = [*conditions, f"octet_length(m.payload) <= {SMALL}"] if toasted else conditions
     # OFFSET 0 keeps the conditions out of the choice of the scan: an index that serves them would
-    # be gone through anew for every row of the answer.
+    # be read again for every row of the answer.
     return f"""
         SELECT packed.* FROM generate_series({first}::bigint, {last} - 1, {BLOCKS}) b
          CROSS JOIN LATERAL (

@@ -34,7 +34,7 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 
 @dataclass
 class Interval:
-    """Whole numbers from `low` up to, not including, `high`; None where there is no bound."""
+    """Whole numbers from `low` up to, not including, `high`; None: unbounded."""
 
     low: int | None = None
     high: int | None = None

@@ -360,7 +360,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first is None or first >= high:
             if first is not None and self._target is None:
                 self._name_holder(now)
-            return start  # nothing new: the horizon alone moving is no batch
+            return start  # nothing new: a horizon that moves alone makes no batch
         if self._target is None and o.delay.at_least:
             last = o.nth_xid(now.id, low, o.delay.at_least - 1)
             if o.delay.holds(last is not None and last < high):

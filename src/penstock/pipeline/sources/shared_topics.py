@@ -71,7 +71,7 @@ class SharedTopicReader:
         return [name for (name,) in self._postgres.rows("SELECT DISTINCT topic FROM shared_logs")]
 
     def find(self, label: str) -> SharedLogState | None:
-        """Return the state of a partition; None if there is no such shared topic."""
+        """Return the state of a partition; None if the shared topic does not exist."""
         rows = self._postgres.rows(LOG, split_label(label))
         return SharedLogState(*rows[0]) if rows else None
 

@@ -1,7 +1,7 @@
 """The topic source, batch and streaming.
 
 An offset in Spark's checkpoint is, per topic, the incarnation and the exclusive end: `{"orders":
-{"incarnation": "6f...", "next": 500}}`. The incarnation is what tells "the topic goes on" from "a
+{"incarnation": "6f...", "next": 500}}`. The incarnation is what tells "the topic continues" from "a
 topic of the same name": without it a query would silently skip, or silently repeat, after somebody
 deleted and re-created a topic.
 
@@ -65,7 +65,7 @@ REMEDY = (
 
 
 class DataLoss(PenstockError):
-    """What the checkpoint says comes next is no longer there."""
+    """The records that follow the checkpoint are gone."""
 
 
 @dataclass
@@ -369,7 +369,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return waiting > 0 and delay.holds(waiting >= delay.at_least)
 
     def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
-        """Where reading goes on in the topic as it is now; DataLoss if not where it ended."""
+        """Return where reading continues in the current topic; DataLoss if not where it ended."""
         if at is None:
             return state.first  # new since the query started: all of it
         resume, loss = int(at["next"]), ""

@@ -2,7 +2,7 @@
 retention does not lose it.
 
 Putting one back makes exactly that message available again to exactly the group that gave it up. If
-retention has deleted the original meanwhile, a copy is appended to the partition, which then all
+retention has deleted the message meanwhile, a copy is appended to the partition, which then all
 groups see.
 """
 

@@ -99,7 +99,7 @@ class QueueGroups:
         there again.
 
         It is gone with the first call; what it left in a million partitions is removed in steps
-        (`Upkeep.purge` goes on with them should we not get to the end)."""
+        (`Upkeep.purge` continues if this process ends before)."""
         check_text("consumerGroup", group)
         check_text("queue", queue or "")
         rows = await self._database.fetch(

@@ -1,4 +1,4 @@
-"""Traces: what consumers note about messages, found by message or by name."""
+"""Traces: notes of consumers about messages, listed by message or by name."""
 
 from datetime import datetime
 from typing import Any

@@ -1,6 +1,6 @@
 """Messages for later: kept in a table of their own, appended to their partitions when they are due.
 
-Any broker does it, there is no leader. `queue_deliver` removes what is due and appends it in one
+Any broker does it; none is the leader. `queue_deliver` removes what is due and appends it in one
 transaction, so a kill at any moment leaves a message either waiting or stored, never both and never
 neither. Until then it is in nobody's way: no consumer waits behind it and no pop looks at it.
 

@@ -1,6 +1,6 @@
 """Schedules: messages pushed at the times a cron expression gives.
 
-Any broker does it, there is no leader. Each sleeps until the next due time, which it asks the
+Any broker does it; none is the leader. Each sleeps until the next due time, which it asks the
 database for; a change wakes it, here at once and elsewhere through `Signals`. Who comes first locks
 the schedule's row (the others skip it), pushes what is due and moves `next_at` on, all in one
 transaction: a kill at any moment leaves a due time either done or still due. The transaction id is

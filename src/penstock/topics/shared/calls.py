@@ -105,8 +105,8 @@ class SharedCalls:
         [row] = await self._database.browse(
             "SELECT shared_offset_at($1, $2) AS base", log_id, milliseconds
         )
-        found: int | None = row["base"]
-        return found
+        base: int | None = row["base"]
+        return base
 
     async def ends(self, log_ids: Sequence[int]) -> list[Row]:
         return await self._database.read(ENDS, log_ids)
@@ -117,8 +117,8 @@ class SharedCalls:
             "SELECT coalesce(sum(size), 0)::bigint AS size FROM shared_batches WHERE log_id = $1",
             log_id,
         )
-        found: int = row["size"]
-        return found
+        size: int = row["size"]
+        return size
 
     async def create(self, topic: str, partitions: int, incarnation: UUID) -> None:
         """Create the partitions that are not there."""

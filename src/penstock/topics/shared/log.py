@@ -349,8 +349,8 @@ class SharedLog(AppendsThrough):
             elif chunks:
                 break  # one range of the store at a time
             else:
-                found = await context.fetch(row["object"], row["position"], row["size"])
-                data = checked(found, base, end)
+                stored = await context.fetch(row["object"], row["position"], row["size"])
+                data = checked(stored, base, end)
             chunks.append(Chunk(min(at, base), base, end, data))
             at = end
         cache = context.recent if recent else context.older

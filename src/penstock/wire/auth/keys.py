@@ -205,7 +205,7 @@ def key_set(raw: bytes, algorithm: str = "auto") -> list[TokenKey]:
     document = json.loads(raw)
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
-        raise ValueError("not a key set: there is no array `keys`")
+        raise ValueError("not a key set: the array `keys` is missing")
     keys = []
     for entry in entries:
         try:

@@ -1,7 +1,7 @@
 """Authenticate HTTP requests before anything of them is decoded.
 
-With authentication off there is no guard. A request with a known token costs a dictionary lookup
-and two comparisons: the cached head keeps its token.
+With authentication off this module is not used. A request with a known token costs a dictionary
+lookup and two comparisons: the cached head keeps its token.
 
 A route names the role it needs. By default GET needs read-only, everything else read-write. Paths
 in `skip_paths` need no token, and neither do answers without information (404, 405, preflight).

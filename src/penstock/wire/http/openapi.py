@@ -209,7 +209,7 @@ class DocsApi:
 
     @cached_property
     def _page(self) -> Response:
-        from penstock.wire.http.docs_page import POLICY, page  # half a MiB, for who asks for it
+        from penstock.wire.http.docs_page import POLICY, page  # half a MiB, imported on demand
 
         policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
         text = page(self._document).encode()

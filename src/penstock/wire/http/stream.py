@@ -23,7 +23,7 @@ class OutgoingStream:
         self._unbroken = 0
 
     def start(self, run: Callable[[Stream], Awaitable[None]] | None) -> "asyncio.Task[None]":
-        """Run `run`, which writes the body; None: there is no body (HEAD)."""
+        """Run `run`, which writes the body; None: without a body (HEAD)."""
         self.task = asyncio.get_running_loop().create_task(self._run(run))
         return self.task
 

@@ -176,10 +176,10 @@ def _primitive_reader(kafka_type: str, flexible: bool) -> Reader:
 
     def read_bytes(data: memoryview, at: int) -> tuple[Any, int]:
         length, at = size(data, at)
-        found = _cut(data, at, length)
-        if found is not None and kafka_type != "records":
-            found = bytes(found)
-        return found, at + max(0, length)
+        content = _cut(data, at, length)
+        if content is not None and kafka_type != "records":
+            content = bytes(content)
+        return content, at + max(0, length)
 
     return read_bytes
 
@@ -225,8 +225,8 @@ def _read_short_text(data: memoryview, at: int) -> tuple[str | None, int]:
     return _text(_cut(data, at, length)), at + max(0, length)
 
 
-def _text(found: Bytes | None) -> str | None:
-    return None if found is None else str(found, "utf-8")
+def _text(content: Bytes | None) -> str | None:
+    return None if content is None else str(content, "utf-8")
 
 
 def encode_answer(head: KafkaHead, values: Values) -> list[Bytes]:

@@ -205,13 +205,13 @@ class LogRequests:
             partitions = []
             for asked in topic.partitions:
                 number = getattr(asked, "partition_index", getattr(asked, "partition", 0))
-                found: dict[str, Any] = {"partition_index": number, "partition": number}
+                entry: dict[str, Any] = {"partition_index": number, "partition": number}
                 try:
                     self._access.require(connection, Role.READ_ONLY)
-                    found |= await answer(name, asked)
+                    entry |= await answer(name, asked)
                 except Exception as error:  # noqa: BLE001 - answered for this partition
-                    found |= {"error_code": code_of(error), "offset": -1, "end_offset": -1}
-                partitions.append(found)
+                    entry |= {"error_code": code_of(error), "offset": -1, "end_offset": -1}
+                partitions.append(entry)
             topics.append({"name": name, "topic": name, "partitions": partitions})
         return topics
 
@@ -253,17 +253,17 @@ class Fetch:
         self._body = body
         self._check = check
         self._topics = topics
-        self._found: list[dict[str, Any]] = []
+        self._responses: list[dict[str, Any]] = []
         self._sources: dict[str, AnyLog] = {}  # that it waits for, by label
 
     def answer(self) -> Values:
-        return {"responses": self._found}
+        return {"responses": self._responses}
 
     def read(self) -> bool:
         """Read all partitions; whether that is enough for an answer. `NotCached`: some of it lies
         in the tier, and a thread has to call.
         """
-        found: list[dict[str, Any]] = []
+        responses: list[dict[str, Any]] = []
         size, left = 0, min(self._body.max_bytes, MAX_FETCHED)
         failed = False
         for asked_topic in self._body.topics:
@@ -306,8 +306,8 @@ class Fetch:
                     failed = True
                 size += len(answer["records"])
                 left -= len(answer["records"])
-            found.append({"topic": asked_topic.topic, "partitions": answers})
-        self._found = found  # whole: a thread may have read it
+            responses.append({"topic": asked_topic.topic, "partitions": answers})
+        self._responses = responses  # whole: a thread may have read it
         return failed or size >= self._body.min_bytes or not self._body.max_wait
 
     async def wait(self) -> Values:

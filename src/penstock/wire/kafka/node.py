@@ -16,7 +16,7 @@ CLUSTER_ID = "penstock"
 class Node:
     def __init__(self, settings: Settings, nodes: SharedNodes | None) -> None:
         self._advertised = _parse(settings.advertised) if settings.advertised else None
-        self.nodes = nodes  # None: there is no database that others could be on
+        self.nodes = nodes  # None: without a database no other broker is known
 
     @property
     def id(self) -> int:

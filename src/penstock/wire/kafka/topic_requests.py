@@ -246,10 +246,10 @@ async def _each(
     """The answers for each topic of a request, by its name."""
     answers = []
     for one in asked:
-        found: dict[str, Any] = {"name": one if isinstance(one, str) else one.name}
+        entry: dict[str, Any] = {"name": one if isinstance(one, str) else one.name}
         try:
-            found |= await answer(one)
+            entry |= await answer(one)
         except Exception as error:  # noqa: BLE001 - answered for this topic
-            found |= _failed(error)
-        answers.append(found)
+            entry |= _failed(error)
+        answers.append(entry)
     return answers

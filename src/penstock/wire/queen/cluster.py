@@ -114,11 +114,11 @@ class ClusterApi:
             "totals": _removed(rows),
         }
         if args.group_by:
-            found = [
+            removed = [
                 {"key": key, "queues": len({row.queue for row in some}), "totals": _removed(some)}
                 for key, some in sorted(groups.items())
             ]
-            answer["rows"] = sorted(found, key=lambda one: -one["totals"]["totalMsgs"])
+            answer["rows"] = sorted(removed, key=lambda one: -one["totals"]["totalMsgs"])
         return answer
 
     @route("GET", "/api/v1/system/shared-state", role=Role.ADMIN)

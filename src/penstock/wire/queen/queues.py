@@ -98,15 +98,15 @@ class QueenQueuesApi:
     @route("GET", "/api/v1/resources/queues", answer=dict[str, Any])
     async def list_queues(self, args: QueuesQuery) -> Response:
         """List queues, the newest first. Without `limit`, the newest 10,000."""
-        found = await self._status.page(args.wanted, args.limit, args.offset)
-        return await _page(found)
+        listing = await self._status.page(args.wanted, args.limit, args.offset)
+        return await _page(listing)
 
     @route("GET", "/api/v1/status/queues", answer=dict[str, Any])
     async def status_queues(self, args: StatusQueuesQuery) -> Response:
         """List queues, in pages."""
-        found = await self._status.page(args.wanted, args.limit, args.offset)
+        listing = await self._status.page(args.wanted, args.limit, args.offset)
         total = await self._status.count(args.wanted)
-        return await _page(found, pagination=page(args.limit, args.offset, total=total))
+        return await _page(listing, pagination=page(args.limit, args.offset, total=total))
 
     @route("GET", "/api/v1/resources/queues/{queue}")
     async def one(self, queue: str, args: PageQuery) -> Json:
@@ -184,10 +184,10 @@ class QueenQueuesApi:
     @route("GET", "/api/v1/resources/partitions")
     async def partitions(self, args: PartitionsQuery) -> Json:
         """List partitions."""
-        found = await self._queues.admin.partitions(
+        partitions = await self._queues.admin.partitions(
             args.queue or None, args.limit, args.offset, args.after
         )
-        return {"partitions": found, "pagination": page(args.limit, args.offset)}
+        return {"partitions": partitions, "pagination": page(args.limit, args.offset)}
 
     @route("GET", "/api/v1/resources/namespaces")
     async def namespaces(self) -> Json:
@@ -206,8 +206,8 @@ class QueenQueuesApi:
         """A queue's newest messages."""
         await self._queues.admin.describe(queue)
         which = MessageFilter(queue=queue, since=datetime(1970, 1, 2, tzinfo=UTC))
-        found = await self._queues.messages.listing(which, args.limit, args.offset)
-        return [plain(message) for message in found.messages]
+        listing = await self._queues.messages.listing(which, args.limit, args.offset)
+        return [plain(message) for message in listing.messages]
 
     @route("GET", "/api/v1/resources/overview")
     async def overview(self) -> Json:
@@ -233,7 +233,7 @@ class QueenQueuesApi:
         minutes = max(1, round((until - since).total_seconds() / 60 / 60))
         points = await self._history(args, since, until, timedelta(minutes=minutes))
         which = QueueFilter(args.namespace or None, args.task or None, args.queue or None)
-        found = await self._status.page(which, STATUS_QUEUES)
+        listing = await self._status.page(which, STATUS_QUEUES)
         sums = await self._status.totals(which, lambda _: "")
         totals = sum_of([one.counts for one in sums])
         errors = await self._queues.dead.errors(Which(queue=args.queue or None))
@@ -253,7 +253,7 @@ class QueenQueuesApi:
                 }
                 for point in points
             ],
-            "queues": await asyncio.to_thread(lambda: [_summary(one) for one in found.queues]),
+            "queues": await asyncio.to_thread(lambda: [_summary(one) for one in listing.queues]),
             "queueCount": sum(one.queues for one in sums),
             "messages": {
                 **counts(totals),
@@ -325,12 +325,12 @@ class QueenQueuesApi:
         return await self._status.history(since, until, width, *wanted)
 
 
-async def _page(found: QueueStatusPage, **more: Json) -> Response:
+async def _page(listing: QueueStatusPage, **more: Json) -> Response:
     """A page of queues. There may be many: beside the event loop."""
-    following = None if found.next is None else f"{found.next:x}"
+    following = None if listing.next is None else f"{listing.next:x}"
 
     def write() -> Response:
-        queues = [_summary(one) for one in found.queues]
+        queues = [_summary(one) for one in listing.queues]
         return json_response(plain({"queues": queues, "next": following, **more}))
 
     return await asyncio.to_thread(write)

@@ -43,20 +43,20 @@ class TracesApi:
     @route("GET", "/api/v1/traces/by-name/{name}")
     async def by_name(self, name: str, args: TracesQuery) -> Json:
         """Trace events with a given trace name."""
-        found = await self._traces.by_name(name, args.limit, args.offset)
+        listing = await self._traces.by_name(name, args.limit, args.offset)
         return {
-            "traces": [_trace(trace) for trace in found.traces],
-            "total": found.total,
+            "traces": [_trace(trace) for trace in listing.traces],
+            "total": listing.total,
             "pagination": page(args.limit, args.offset),
         }
 
     @route("GET", "/api/v1/traces/names")
     async def names(self, args: TraceNamesQuery) -> Json:
         """List trace names."""
-        found = await self._traces.names(args.limit, args.offset)
+        listing = await self._traces.names(args.limit, args.offset)
         return {
-            "trace_names": found.names,
-            "total": found.total,
+            "trace_names": listing.names,
+            "total": listing.total,
             "pagination": page(args.limit, args.offset),
         }
 

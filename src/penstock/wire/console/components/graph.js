@@ -75,7 +75,7 @@ export function graph(nodes, label) {
   const words = nodes.map(
     (node) => `${node.kind} ${node.name}${node.inputs.length ? ` from ${node.inputs.join(", ")}` : ""}`,
   );
-  return html`<div class="scroll graph">
+  return html`<div class="scroll graph" tabindex="0" role="region" aria-label="${label}">
     <svg
       viewBox="-2 -2 ${width + 4} ${height + 4}"
       width="${width + 4}"

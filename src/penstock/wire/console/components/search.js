@@ -8,6 +8,7 @@ import { each, html, render } from "../html.js";
 import { visible } from "./json.js";
 
 const PAUSE_MS = 120; // after the last key, before the broker is asked
+const AGAIN_MS = 2000; // until it is asked again: what is searched may have been made just now
 
 const host = () => document.getElementById("search");
 let found = [];
@@ -54,7 +55,7 @@ function draw() {
   );
 }
 
-async function ask() {
+async function ask(changed = true) {
   asking?.abort();
   asking = new AbortController();
   const mine = asking;
@@ -62,13 +63,15 @@ async function ask() {
     const answer = words ? await get("/api/v1/search", { q: words }, mine.signal) : { found: [] };
     if (mine !== asking) return;
     found = answer.found;
-    chosen = 0;
+    chosen = changed ? 0 : Math.min(chosen, Math.max(found.length - 1, 0));
   } catch (error) {
     if (error.name === "AbortError") return;
     found = [];
   }
   asking = null;
   draw();
+  clearTimeout(timer);
+  if (words) timer = setTimeout(ask, AGAIN_MS, false);
 }
 
 function close() {

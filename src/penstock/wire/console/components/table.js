@@ -44,7 +44,7 @@ export function table({ columns, rows: given, key, href, sort = "", caption, emp
   if (!given.length) return html`<div class="empty">${empty}</div>`;
   const rows = steady(caption, given, key);
   const shown = columns.filter(Boolean);
-  return html`<div class="scroll">
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="${caption}">
     <table class="list" data-list>
       <caption class="hidden">
         ${caption}

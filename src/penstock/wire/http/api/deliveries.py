@@ -344,7 +344,7 @@ def ack_answers(results: Sequence[AckOutcome], first: int = 0) -> list[AckAnswer
 
 
 def extend_answer(extended: Extended, *, alone: bool) -> Response:
-    """An array of one. To a request without a body, which the original refuses, a plain object: the
+    """An array of one. To a request without a body, which Queen MQ refuses, a plain object: the
     one published client that sends none reads `newExpiresAt` out of an object."""
     expires = milliseconds(extended.expires_at)
     answer = ExtendAnswer(0, extended.lease_id, extended.success, extended.error, expires)

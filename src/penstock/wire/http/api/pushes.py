@@ -23,7 +23,7 @@ from penstock.wire.http.messages import Request, Response, error_response, json_
 from penstock.wire.http.routes import route
 
 NULL = msgspec.Raw(b"null")
-# milliseconds: who asks for more has mistaken the unit, and would wait for years
+# milliseconds: a larger number is in the wrong unit and would mean years
 MAX_BUFFER_MS = 3_600_000
 _encode = msgspec.json.Encoder().encode
 ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # an outcome that is the answer as it is

@@ -99,20 +99,20 @@ class RecordsApi:
         )
 
     def _groups_of(self, topic: str) -> list[TopicGroupParts]:
-        found: dict[str, TopicGroupParts] = {}
+        groups: dict[str, TopicGroupParts] = {}
         for name in self._groups.names():
             for details in self._groups.details(name):
                 on, partition = split_label(details.topic)
                 if on != topic:
                     continue
-                group = found.setdefault(name, TopicGroupParts(name, 0, [], [], details.members))
+                group = groups.setdefault(name, TopicGroupParts(name, 0, [], [], details.members))
                 seconds = self._topics.partition(topic, partition).age_at(details.committed)
                 group.partitions.append(
                     of(TopicGroupPartition, details, partition=partition, lag_seconds=seconds)
                 )
                 group.leases += details.leases
                 group.lag += details.lag
-        return list(found.values())
+        return list(groups.values())
 
     @route("GET", f"{TOPIC}/records")
     async def records(self, topic: str, args: RecordsQuery) -> RecordPage:

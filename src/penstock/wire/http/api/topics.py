@@ -1,4 +1,4 @@
-"""Topics over HTTP: the original's endpoints to the letter, and what was added beside them."""
+"""Topics over HTTP: aiq's endpoints exactly, and our own beside them."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
@@ -340,7 +340,7 @@ class TopicsApi:
         return topic.read_or_wait(read)
 
     def _find(self, name: str, partition: int) -> AnyLog | None:
-        """The log of a partition; None when there is no such topic."""
+        """The log of a partition; None when the topic does not exist."""
         return self._topics.partition(name, partition) if partition else self._topics.find(name)
 
     @route("GET", "/topics/{topic}/next_offset")
