@@ -368,7 +368,9 @@ async def test_a_deleted_topic_stays_deleted_and_a_new_one_is_read_from_its_begi
         early = from_topic(destination.url) | {"source": {"topic": "orders", "start": "latest"}}
         async with exports(tmp_path / "x", {"r": early}, topics=topics) as running:
             route = running.get("r")
-            await eventually(lambda: "topic orders does not exist" in (status_of(route)["sourceError"] or ""))
+            await eventually(
+                lambda: "topic orders does not exist" in (status_of(route)["sourceError"] or "")
+            )
             topic = await topics.create("orders")
             await topic.append([record(1)])
             await eventually(lambda: destination.ids == [1])

@@ -13,6 +13,7 @@ from penstock.contract.messages import ScheduledMessages
 from penstock.contract.queues import Queue, QueueDetails, QueuePartition
 
 QUEUES_PER_PAGE = 10_000
+GROUPS_PER_PAGE = 1000
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -70,7 +71,17 @@ class AdminClient:
 
     async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""
-        return await self._brokers.call(operations.LIST_GROUPS)
+        groups: list[Group] = []
+        while True:
+            page = await self._brokers.call(
+                operations.LIST_GROUPS,
+                limit=GROUPS_PER_PAGE,
+                afterQueue=groups[-1].queue if groups else "",
+                afterGroup=groups[-1].name if groups else "",
+            )
+            if not page:
+                return groups
+            groups += page
 
     async def group(self, group: str) -> list[GroupPosition]:
         """Return the position of a consumer group in each partition."""
