@@ -64,7 +64,10 @@ def brokers(postgres, tmp_path_factory) -> Iterator[tuple[BrokerProcess, BrokerP
         # The server itself stands for its standby: what is shown of it is the same.
         database__read_url=url,
         topics__tier=f"file://{directory}/tier",
+        topics__shared_tier=f"file://{directory}/shared",
+        topics__tier_interval="500ms",
     )
+    plain.database_url = url
     guarded = BrokerProcess(
         directory / "guarded",
         database_url=fresh_database(postgres),

@@ -11,6 +11,7 @@ from itertools import pairwise
 import asyncpg
 import httpx
 import pytest
+from adbc_driver_postgresql import dbapi
 
 from tests.browser.support import ack, destination, pop, push, visit
 from tests.support.wait import until
@@ -541,3 +542,34 @@ def test_the_console_and_the_docs_have_one_logo(broker):
     assert (root / "docs/assets/logo.svg").read_text() == icon
     assert "logo: assets/logo.svg" in (root / "mkdocs.yml").read_text()
     assert httpx.get(f"{broker.url}/console/icon.svg").text == icon
+
+
+def test_a_shared_topic_shows_where_its_records_are(page, broker):
+    ask = httpx.Client(base_url=broker.url)
+    asked = {"placement": "shared", "partitions": 2}
+    ask.post("/topics/pooled", params=asked).raise_for_status()
+    for number in range(3):
+        ask.post("/topics/pooled/produce", json={"payload": f"r{number}"}).raise_for_status()
+    visit(page, broker, "topics")
+    page.locator("tr[data-key='pooled'] .badge", has_text="shared").wait_for()
+    visit(page, broker, "topics/pooled")
+    page.locator("h1 .badge", has_text="shared").wait_for()
+    place = page.get_by_role("table", name="Where the records are")
+    page.locator("h2", has_text="old records move to object storage in time").wait_for()
+    assert place.locator("tr[data-key='0'] td").all_inner_texts()[:2] == ["0", "3"]
+    assert page.get_by_text("Segments").count() == 0
+    with dbapi.connect(broker.database_url, autocommit=True) as connection:
+        aged = "UPDATE penstock.shared_batches SET appended_at = appended_at - interval '1 hour'"
+        connection.cursor().execute(aged)
+    until(lambda: _moved(ask) == 1, 60)
+    page.reload()
+    place.locator("tr[data-key='0'] td").nth(3).get_by_text("1", exact=True).wait_for()
+    cells = place.locator("tr[data-key='0'] td").all_inner_texts()
+    assert (cells[1], cells[3], cells[5]) == ("0", "1", "3")
+    page.locator("tbody tr td", has_text=re.compile("^r2$")).wait_for()
+
+
+def _moved(ask: httpx.Client) -> int:
+    """How many ranges of the first partition are in object storage."""
+    parts = ask.get("/api/v1/topics/pooled/partitions").json()["partitions"]
+    return parts[0]["shared"]["tiered_ranges"]

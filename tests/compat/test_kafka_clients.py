@@ -618,3 +618,14 @@ def test_an_admin_client_manages_topics_and_groups(served: Served, topic: str):
     assert admin.describe_cluster().result(PATIENCE).cluster_id == "penstock"
     done(admin.delete_topics([topic]))
     assert served.topics.get(topic) is None
+
+
+def test_many_topics_with_short_names_are_seen(tmp_path: Path) -> None:
+    names = [f"{i:x}" for i in range(40)]
+    with serving_in_thread(tmp_path, kafka={"partitions": 1}) as served:
+        producer = confluent_kafka.Producer({"bootstrap.servers": served.kafka_address})
+        for name in names:
+            producer.produce(name, b"x")
+        assert producer.flush(PATIENCE) == 0
+        listed = producer.list_topics(timeout=PATIENCE)
+    assert set(names) <= listed.topics.keys()

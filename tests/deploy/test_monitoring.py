@@ -84,6 +84,8 @@ def exposed(postgres, tmp_path_factory) -> dict[str, set[str]]:
         consumer = {"id": "c", "name": "c", "queue": "q", "group": "g", "inFlightSeconds": 5}
         ask("POST", "/api/v1/consumers", {"consumers": [consumer]})
         ask("POST", "/topics/t/produce", {"payload": "x"})
+        ask("POST", "/topics/pooled?placement=shared")
+        ask("POST", "/topics/pooled/produce", {"payload": "x"})
         ask("POST", "/topics/t/groups/g/commit", {"offset": 0})
         route = {"type": "http", "url": "http://127.0.0.1:1/in"}
         ask("POST", "/api/v1/routes", {"name": "r", "destination": route})
@@ -232,6 +234,12 @@ FIRES = {
     },
     "TopicTierBehind": {"penstock_topic_tier_lag_seconds": "4000x120"},
     "TopicSharedMoverBehind": {"penstock_shared_mover_lag_seconds": "4000x120"},
+    "TopicSharedAppendsSlow": {
+        'penstock_shared_flush_seconds_bucket{le="0.5"}': "0x120",
+        'penstock_shared_flush_seconds_bucket{le="2.5"}': "0+10x120",
+        'penstock_shared_flush_seconds_bucket{le="+Inf"}': "0+10x120",
+    },
+    "TopicSharedObjectsRemain": {"penstock_shared_removal_objects": "20000x120"},
     "TopicScrubOverdue": {"penstock_topic_scrub_finished_seconds": "-3000000x120"},
     "BufferFillsUp": {
         'penstock_buffer_pending{kind="failover"}': "9x120",

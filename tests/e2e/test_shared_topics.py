@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -183,3 +185,30 @@ async def test_a_local_topic_stands_in_the_way_of_a_shared_one(
         assert wrong.status_code == 400
         layout = await http.post(f"{brokers[0].url}/topics/{topic}-2?placement=shared&format=aiq")
         assert layout.status_code == 400
+
+
+async def test_a_broker_frozen_in_the_middle_of_an_append_blocks_nobody(
+    brokers: list[BrokerProcess], topic: str
+) -> None:
+    """It continues after others have appended, and stores what it had accepted once."""
+    frozen, other = brokers
+    async with (
+        Client(frozen.url, timeout=SECONDS) as here,
+        Client(other.url, timeout=SECONDS) as there,
+    ):
+        await here.topic(topic).create(shared=True)
+        await there.topic(topic).produce(b"first")
+        pending = [asyncio.create_task(here.topic(topic).produce(b"f%d" % i)) for i in range(200)]
+        await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(frozen.process.pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(20):
+                for i in range(20):
+                    await there.topic(topic).produce(b"o%d" % i)
+        finally:
+            os.kill(frozen.process.pid, signal.SIGCONT)
+        await asyncio.gather(*pending)
+        stored = [bytes(one.payload) async for one in there.topic(topic).read()]
+    ours = [b"o%d" % i for i in range(20)]
+    assert sorted(stored) == sorted([b"first", *(b"f%d" % i for i in range(200)), *ours])
+    assert [value for value in stored if value[:1] == b"o"] == ours

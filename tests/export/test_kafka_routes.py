@@ -15,7 +15,10 @@ from penstock.errors import ConfigError
 from penstock.export.spec import parse_route
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.topics.store import TopicStore
+from penstock.wire.tls import Certificate
 from tests.export.making import exports, kill, status_of
+from tests.support.certificates import Authority
+from tests.support.ports import free_port
 from tests.support.served import Served, serving
 from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
@@ -134,6 +137,9 @@ async def test_an_unknown_topic_and_a_wrong_token_pause_the_route(tmp_path: Path
             "wrong": to_kafka(served, None, password="no-token", **login),
             "right": to_kafka(served, None, password=token("read-write"), **login),
             "absent": to_kafka(served, None, password=token(), **login, topic="absent"),
+            "scram": to_kafka(
+                served, None, password=token("read-write"), mechanism="SCRAM-SHA-512", **login
+            ),
         }
         await served.topics.create("there", form="kafka")
         async with exports(tmp_path / "routes", routes) as running:
@@ -145,6 +151,46 @@ async def test_an_unknown_topic_and_a_wrong_token_pause_the_route(tmp_path: Path
             assert not running.get("right").paused
             await eventually(lambda: running.get("absent").paused)
             assert "nknown topic" in str(running.get("absent").paused)
+            await eventually(lambda: running.get("scram").paused)
+            assert "Unsupported SASL mechanism" in str(running.get("scram").paused)
+
+
+async def test_a_route_writes_and_reads_with_tls_and_a_token(tmp_path: Path) -> None:
+    authority = Authority()
+    ca, _ = authority.write(tmp_path)
+    certificate = Certificate(*authority.issue(tmp_path), None, "1.2")
+    port = free_port()
+    listener = {"port": port, "advertised": f"localhost:{port}"}
+    async with (
+        cluster(tmp_path, tls=certificate, auth={"secret": SECRET}, kafka=listener) as served,
+        here(tmp_path) as topics,
+    ):
+        remote = await served.topics.create("there", form="kafka")
+        reached = {
+            "brokers": f"localhost:{port}",
+            "topic": "there",
+            "username": "route",
+            "password": token("read-write"),
+            "tls": True,
+            "timeout": "2s",
+        }
+        trusted = reached | {"ca": str(ca)}
+        routes = {
+            "out": to_kafka(served, None, **trusted),
+            "stranger": to_kafka(served, None, **reached),
+            "back": {
+                "source": {"kafka": {key: trusted[key] for key in trusted if key != "timeout"}},
+                "destination": {"type": "topic", "topic": "back"},
+                "queue": QUEUE,
+            },
+        }
+        async with exports(tmp_path / "routes", routes, topics=topics) as running:
+            await running.get("out").push([b"a", b"b"])
+            await running.get("stranger").push([b"c"])
+            await eventually(lambda: remote.next_offset == 2)
+            await eventually(lambda: topics.get("back") and topics.require("back").next_offset == 2)
+            await eventually(lambda: status_of(running.get("stranger"))["lastError"])
+        assert remote.next_offset == 2, "nothing comes from a route that does not trust the cluster"
 
 
 async def test_kafka_is_read_into_a_topic_with_keys_and_each_record_once(tmp_path: Path) -> None:

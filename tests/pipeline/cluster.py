@@ -30,11 +30,22 @@ SMALL = {  # for what runs here
 }
 
 
+def on_cores(cores: int) -> dict[str, str]:
+    """The settings of an application that gets 1, 2 or 4 cores: one or two of each worker."""
+    return {
+        **SMALL,
+        "spark.executor.cores": str(max(1, cores // 2)),
+        "spark.cores.max": str(cores),
+    }
+
+
 def kill_all(processes: list[psutil.Process]) -> None:
-    """Kill processes and all that came from them."""
+    """Kill processes and all that came from them. They are frozen first: a process that is started
+    after the list was made would be left behind."""
     collected: list[psutil.Process] = []
     for process in processes:
         try:
+            process.suspend()
             collected += [process, *process.children(recursive=True)]
         except psutil.NoSuchProcess:
             continue
@@ -61,7 +72,7 @@ class Cluster:
             )[0]
             for number in range(2):
                 place = str(self.directory / f"work-{number}")
-                arguments = ("--cores", "1", "--memory", "700m", "--work-dir", place, self.url)
+                arguments = ("--cores", "2", "--memory", "700m", "--work-dir", place, self.url)
                 self._start(f"worker-{number}", "org.apache.spark.deploy.worker.Worker", *arguments)
             until(lambda: master.read_text().count("Registering worker") == 2, 120, "two workers")
         except BaseException:

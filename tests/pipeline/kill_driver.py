@@ -1,5 +1,5 @@
 """Streaming queries in a process of its own, to be killed: topic -> queue, queue -> topic, topic ->
-Parquet.
+Parquet. When the queue is consumed by others, the second topic is written from the first one.
 """
 
 import json
@@ -7,13 +7,23 @@ import sys
 from typing import Any
 
 from penstock.pipeline.session import build
-from tests.pipeline.cluster import SMALL
+from tests.pipeline.cluster import on_cores
 
 PER_BATCH = 60
 
 
-def main(broker: str, url: str, database: str, master: str, directory: str, tag: str) -> None:
-    spark = build(f"kill-{tag}", master, {**SMALL, "spark.sql.streaming.pollingDelay": "50ms"})
+def main(
+    broker: str,
+    url: str,
+    database: str,
+    master: str,
+    directory: str,
+    tag: str,
+    cores: int,
+    consumed: bool,
+) -> None:
+    settings = {**on_cores(cores), "spark.sql.streaming.pollingDelay": "50ms"}
+    spark = build(f"kill-{tag}", master, settings)
 
     def source(**options: str) -> Any:
         return (
@@ -30,14 +40,12 @@ def main(broker: str, url: str, database: str, master: str, directory: str, tag:
         )
         writer.trigger(processingTime="100 milliseconds").start()
 
-    into = source(topic=f"in-{tag}", broker=broker)
-    into = into.selectExpr(
+    into = source(topic=f"in-{tag}", broker=broker).selectExpr(
         "concat('p', offset % 3) AS partition", "CAST(payload AS STRING) AS payload"
     )
     start("one", into, "penstock", queue=f"mid-{tag}", url=url, appId=f"one-{tag}")
-    back = source(queue=f"mid-{tag}", database=database).selectExpr(
-        "concat(partition, ':', payload) AS payload"
-    )
+    middle = into if consumed else source(queue=f"mid-{tag}", database=database)
+    back = middle.selectExpr("concat(partition, ':', payload) AS payload")
     start("two", back, "penstock", topic=f"out-{tag}", broker=broker, appId=f"two-{tag}")
     start("three", source(topic=f"out-{tag}", broker=broker), "parquet", path=f"{directory}/lake")
     spark.streams.awaitAnyTermination()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.session import build
-from tests.pipeline.cluster import SMALL
+from tests.pipeline.cluster import on_cores
 
 TASKS, PER_TASK = 4, 10
 FEW_TASKS = {"spark.sql.shuffle.partitions": "2"}
@@ -71,7 +71,7 @@ def sums(spark: Any, broker: str, tag: str) -> None:
 
 
 def main(mode: str, master: str, cores: str, broker: str, tag: str) -> None:
-    spark = build(f"once-{tag}", master, {**SMALL, **FEW_TASKS, "spark.cores.max": cores})
+    spark = build(f"once-{tag}", master, {**on_cores(int(cores)), **FEW_TASKS})
     {"begin": begin, "go on": write, "sums": sums}[mode](spark, broker, tag)
 
 

@@ -1,12 +1,17 @@
-"""Exactly once, for real: the driver, executors' JVMs, Python workers and the broker are killed
-(-9) while records flow from a topic to a queue, from there to a topic, and from there to Parquet,
-on a cluster. All arrive once, in order.
+"""Exactly once, for real: the driver, executors' JVMs, Python workers, the broker and PostgreSQL are
+killed (-9) while records flow from a topic to a queue, from there to a topic, and from there to
+Parquet, on a cluster. All arrive once, in order.
 
-The normal form kills each of them once; `make soak` kills twenty times, with more records.
+The usual form kills three of them, and continues on one core what two began. `make soak` kills
+twenty times, starts the driver on 1, 2 and 4 cores in turn, and runs twice: once as above, and once
+with a consumer of the queue whose messages are deleted as soon as they are acknowledged.
 """
 
+import asyncio
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -14,31 +19,38 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from penstock.client import Client
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.errors import PenstockError
+from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks.queue import PushLink
 from penstock.protocol import frames
-from tests.conftest import fresh_database
 from tests.pipeline.cluster import ENV, Cluster, kill_all
 from tests.pipeline.support import batch_rows
 from tests.pipeline.test_queue_source import options, rows_of
 from tests.support import guard
 from tests.support.broker import BrokerProcess
+from tests.support.form import pick
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
+CORES = (2, 1, 4)  # of a driver's first, second, third start
 
 
 class Driver:
-    """The process that runs the queries; started again whenever it is found dead."""
+    """The process that runs the queries; `ensure` starts it again when it is dead."""
 
-    def __init__(self, log: Path, **arguments: str) -> None:
-        self._command = [sys.executable, "-m", "tests.pipeline.kill_driver", json.dumps(arguments)]
+    def __init__(self, log: Path, **arguments: Any) -> None:
+        self._arguments = arguments
+        self._cores = cycle(CORES)
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -47,10 +59,10 @@ class Driver:
         if self._process is None or self._process.poll() is not None:
             self.kill()  # a JVM may have outlived its Python
             self.starts += 1
+            arguments = json.dumps({**self._arguments, "cores": next(self._cores)})
+            command = [sys.executable, "-m", "tests.pipeline.kill_driver", arguments]
             with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    self._command, stdout=log, stderr=log, cwd=ROOT, env=ENV
-                )
+                self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=ENV)
             guard.watch(self._process.pid)
         return True
 
@@ -65,11 +77,47 @@ class Driver:
         return self._log.read_text()[-6000:] if self._log.exists() else ""
 
 
+class Consumer:
+    """Consumes a queue whose messages are deleted as soon as they are acknowledged."""
+
+    def __init__(self, url: str, queue: str) -> None:
+        self._url, self._queue = url, queue
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=asyncio.run, args=(self._consume(),), daemon=True)
+        self.messages: dict[str, tuple[str, int]] = {}  # by id: one may be delivered again
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def _consume(self) -> None:
+        async with Client(self._url) as client:
+            while not self._stop.is_set():
+                try:
+                    for message in await client.pop(self._queue, batch=100, wait=1):
+                        self.messages[message.id] = (message.partition, message.data)
+                        await client.ack(message)
+                except PenstockError:
+                    await asyncio.sleep(0.1)  # the broker or PostgreSQL is being killed
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def received(self) -> dict[str, list[int]]:
+        return _by_partition(f"{partition}:{value}" for partition, value in self.messages.values())
+
+
 class Flow:
     """Everything that runs, and what has come through it."""
 
     def __init__(
-        self, cluster: Cluster, server: BrokerProcess, database: str, directory: Path, total: int
+        self,
+        cluster: Cluster,
+        server: BrokerProcess,
+        postgres: EmbeddedPostgres,
+        directory: Path,
+        total: int,
+        retention: bool,
     ) -> None:
         self.tag, self.total, self.cluster, self.server = (
             uuid.uuid4().hex[:8],
@@ -77,18 +125,20 @@ class Flow:
             cluster,
             server,
         )
-        self.database, self.directory = database, directory
+        self.postgres, self.directory = postgres, directory
         host, port = server.tcp
         self.tcp = f"{host}:{port}"
         self.driver = Driver(
             directory / "driver.log",
             broker=self.tcp,
             url=server.url,
-            database=database,
+            database=postgres.url,
             master=cluster.url,
             directory=str(directory),
             tag=self.tag,
+            consumed=retention,
         )
+        self.consumer = Consumer(server.url, f"mid-{self.tag}") if retention else None
         self._producer = threading.Thread(target=self._produce, daemon=True)
         self._stop = threading.Event()
 
@@ -96,6 +146,12 @@ class Flow:
         with TopicLink(self.tcp, 30) as link:
             link.create(f"in-{self.tag}")
             link.create(f"out-{self.tag}")
+        if self.consumer:
+            options = {"completedRetentionSeconds": 1, "retentionEnabled": True, "leaseTime": 5}
+            with BrokerCaller(self.server.url, patience=30) as caller:
+                body = {"queue": f"mid-{self.tag}", "options": options}
+                caller.json("POST", "/api/v1/configure", body)
+            self.consumer.start()
         warm = {"queue": f"mid-{self.tag}", "partition": "warm", "payload": -1}
         PushLink(self.server.url, None, 30).push([json.dumps(warm).encode()], repeatable=False)
         self._producer.start()
@@ -105,6 +161,8 @@ class Flow:
         self._stop.set()
         self.driver.kill()
         self._producer.join(30)
+        if self.consumer:
+            self.consumer.stop()
 
     def _produce(self) -> None:
         """Steadily, as an idempotent producer: what the broker forgets while it is dead is sent
@@ -137,6 +195,10 @@ class Flow:
             self.server.kill()
             time.sleep(0.2)
             self.server.start()
+        elif victim == "postgres":
+            os.kill(self.postgres.pid(), signal.SIGKILL)
+            time.sleep(0.2)
+            self.postgres.start()
         else:
             find = self.cluster.executors if victim == "executor" else self.cluster.python_workers
 
@@ -144,7 +206,7 @@ class Flow:
                 # When everything has arrived already, Spark may have let its idle workers go: there
                 # is none to kill.
                 if not (result := find()):
-                    return victim == "worker" and self.arrived() > self.total
+                    return victim == "worker" and self.arrived() >= self.total
                 kill_all([random.choice(result)])
                 return True
 
@@ -153,39 +215,52 @@ class Flow:
             )
 
 
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(7000)
 @pytest.mark.spark
+@pytest.mark.parametrize("retention", pick(short=[False], usual=[False], soak=[False, True]))
 def test_every_record_arrives_once_and_in_order_whatever_is_killed(
-    postgres, scratch, tmp_path, cluster, spark, soak
+    own_postgres, scratch, tmp_path, cluster, spark, soak, retention
 ) -> None:
-    each = ["executor", "driver", "broker", "worker"]
-    victims = [*each, *random.choices(each, k=16)] if soak else each[:3]
+    each = ["executor", "driver", "broker", "worker", "postgres"]
+    victims = [*each, *random.choices(each, k=15)] if soak else each[:3]
     total = 6000 if soak else 600
-    url = fresh_database(postgres)
+    url = own_postgres.url
+    settings = {"queues__retention_interval": "200ms"} if retention else {}
     with (
-        BrokerProcess(scratch / "data", database_url=url) as server,
-        Flow(cluster, server, url, tmp_path, total) as flow,
+        BrokerProcess(scratch / "data", database_url=url, **settings) as server,
+        Flow(cluster, server, own_postgres, tmp_path, total, retention) as flow,
     ):
         flow.wait_for(1)
         for number, victim in enumerate(victims):
             flow.wait_for(1 + total * (number + 1) // (len(victims) + 2))
             flow.kill(victim)
-        flow.wait_for(total + 1)
+        rows = total if retention else total + 1  # the first message was pushed into the queue
+        flow.wait_for(rows)
         lake = str(tmp_path / "lake")
         until(
-            lambda: flow.arrived() and _rows(spark, lake) > total,
+            lambda: flow.arrived() and _rows(spark, lake) >= rows,
             600,
             f"all in Parquet: {flow.driver.log}",
         )
+        if consumer := flow.consumer:
+            until(
+                lambda: flow.arrived() and len(consumer.messages) > total,
+                600,
+                f"all messages consumed: {flow.driver.log}",
+            )
         flow.driver.kill()
-        expected = {"warm": [-1], **{f"p{k}": list(range(k, total, 3)) for k in range(3)}}
-        assert _queue(url, flow.tag) == expected
+        made = {f"p{k}": list(range(k, total, 3)) for k in range(3)}
+        in_queue = {"warm": [-1], **made}
+        if consumer:
+            assert consumer.received() == in_queue
+        else:
+            assert _queue(url, flow.tag) == in_queue
         topic = [
             row["payload"].decode() for row in batch_rows(broker=flow.tcp, topic=f"out-{flow.tag}")
         ]
-        assert _by_partition(topic) == expected
-        rows = spark.read.parquet(lake).orderBy("offset").collect()
-        assert [(row.offset, row.payload.decode()) for row in rows] == list(enumerate(topic))
+        assert _by_partition(topic) == (made if retention else in_queue)
+        stored = spark.read.parquet(lake).orderBy("offset").collect()
+        assert [(row.offset, row.payload.decode()) for row in stored] == list(enumerate(topic))
 
 
 def _rows(spark: Any, lake: str) -> int:

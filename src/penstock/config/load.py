@@ -242,14 +242,15 @@ def _convert(value: Any, annotation: Any) -> Any:
         return _convert_annotated(value, *get_args(annotation))
     if origin is Literal:
         choices = get_args(annotation)
+        by_word = {c.lower() if isinstance(c, str) else c: c for c in choices}
         word = str(value).lower() if not isinstance(value, bool) else value
         if word == "warn" and "warning" in choices:
             word = "warning"
-        if word not in choices:
+        if word not in by_word:
             close = difflib.get_close_matches(str(word), [str(choice) for choice in choices], n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise _Wrong("one of " + ", ".join(str(choice) or '""' for choice in choices) + hint)
-        return word
+        return by_word[word]
     if origin in (Union, types.UnionType):
         inner = next(part for part in get_args(annotation) if part is not type(None))
         return None if value in (None, "") else _convert(value, inner)

@@ -184,8 +184,11 @@ class AppendQueue(ABC):
             asyncio.get_running_loop().call_soon(self.commit)
 
     @abstractmethod
-    def commit(self) -> None:
-        """Begin to write what is queued, unless a commit is under way."""
+    def commit(self, *, alone: bool = False) -> None:
+        """Begin to write what is queued, unless a commit is under way.
+
+        `alone`: nothing else is being appended at the moment.
+        """
 
 
 def _size_of(record: NewRecord) -> int:

@@ -16,9 +16,9 @@ One step runs at a time, and nothing else writes to the segments. A step is eith
 
     a preparation    a task: the segments are repaired, rolled, synced, or sealed and brought to
                      rest for a caller that asked for it between two commits
-    a write          no task and no future on its way: what waits for no fsync is written on the
-                     loop; what does is one call of the pool, which calls back on the loop, and the
-                     callback answers everyone (docs/decisions/storage.md)
+    a write          on the event loop when it waits for no fsync, or when one producer is alone
+                     and the disk is quick; otherwise one call of the pool, whose callback on the
+                     loop answers everyone (docs/decisions/storage.md)
 
 and the end of a step starts the next one. How what was written becomes durable is in
 `penstock.log.segment_store`.
@@ -44,7 +44,7 @@ from penstock.log.segment_store import SegmentStore
 
 log = logging.getLogger("penstock.topics")
 
-INLINE_BYTES = 1 << 20  # a larger write goes to the pool even when nobody waits for an fsync
+INLINE_BYTES = 1 << 20  # a larger write always goes to the pool
 COMMIT_BYTES = 64 << 20
 
 
@@ -68,9 +68,11 @@ class Appender(AppendQueue):
 
     # Committing
 
-    def commit(self) -> None:
+    def commit(self, *, alone: bool = False) -> None:
         """Take the next step now, or right after the one that runs: prepare the segments if they
         must be, otherwise write what is queued.
+
+        `alone`: nothing else is being appended at the moment, so nothing would share the fsync.
         """
         self._scheduled = False
         special = bool(self._between) or self._rescuing
@@ -80,7 +82,7 @@ class Appender(AppendQueue):
             self._segments.writing = True
             self._running = asyncio.get_running_loop().create_task(self._prepare())
         else:
-            self._write(self._take())
+            self._write(self._take(), alone)
 
     async def _prepare(self) -> None:
         """Rest, repair, roll, sync or mark the segments as being written; refuse what is queued
@@ -103,12 +105,13 @@ class Appender(AppendQueue):
         finally:
             self._end_step()
 
-    def _write(self, entries: list[Entry]) -> None:
-        """Write a commit: in the pool when it waits for an fsync or is large, otherwise here."""
+    def _write(self, entries: list[Entry], alone: bool) -> None:
+        """Write a commit, here or in the pool."""
         try:
             commit = self._put_together(entries)
             write = commit.write
-            if write.count and (self._context.strict or write.size > INLINE_BYTES):
+            here = not self._context.strict or (alone and self._context.disk_speed.quick)
+            if write.count and (write.size > INLINE_BYTES or not here):
                 self._segments.writing = True
                 self._segments.start_write(write, partial(self._written, commit))
                 self._running = asyncio.get_running_loop().create_future()

@@ -136,9 +136,10 @@ class SegmentStore:
         return self.last_time
 
     def write(self, write: Write) -> None:
-        """Here and now, for what waits for no fsync."""
+        """Write on the event loop, with the fsyncs that the policy wants."""
         self.active.pinned = True
-        self._writer.write(write, sync=False)
+        write.started = time.perf_counter()
+        self._writer.write(write, self._context.strict)
 
     def start_write(self, write: Write, done: Callable[[BaseException | None], None]) -> None:
         """In the pool, with the fsyncs it has to wait for; then call `done` on the loop.
@@ -174,6 +175,7 @@ class SegmentStore:
         elif self._context.strict:
             seconds = time.perf_counter() - write.started
             self._context.instruments.sync_seconds.observe(seconds)
+            self._context.disk_speed.observe(seconds)
         self._checkpoint_if_due()
         self.release()
 

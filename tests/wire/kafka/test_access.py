@@ -29,7 +29,7 @@ async def known(served: Served, role: str) -> KafkaWire:
 async def test_a_connection_without_a_token_learns_nothing(tmp_path: Path):
     async with serving(tmp_path, auth=AUTH) as served:
         await served.topics.create("secret", form="kafka")
-        for key, version in ((METADATA, 9), (LIST_GROUPS, 4), (60, 0), (22, 4), (1, 11)):
+        for key, version in ((METADATA, 8), (LIST_GROUPS, 4), (60, 0), (22, 4), (1, 11)):
             wire = await KafkaWire.connect(served.kafka.port)
             assert (await wire.ask(18, 3)).error_code == 0  # the versions are no secret
             wire.send(key, version, **({"topics": None} if key == METADATA else {}))
@@ -89,13 +89,13 @@ async def test_the_answer_says_when_the_token_expires_and_an_expired_one_ends_th
         wire = await KafkaWire.connect(served.kafka.port)
         answer = await authenticate(wire, token("admin", lifetime=2))
         assert 0 < answer.session_lifetime.total_seconds() <= 3
-        assert (await wire.ask(METADATA, 9, topics=None)).topics == ()
+        assert (await wire.ask(METADATA, 8, topics=None)).topics == ()
         assert await wire.closed()  # by the sweep: it does not authenticate again
         wire.close()
         again = await KafkaWire.connect(served.kafka.port)
         await authenticate(again, token("admin", lifetime=60))
         assert (await authenticate(again, token("read-only"))).error_code == 0
-        assert (await again.ask(METADATA, 9, topics=None)).topics == ()
+        assert (await again.ask(METADATA, 8, topics=None)).topics == ()
         again.close()
 
 
@@ -108,7 +108,7 @@ async def test_roles_are_those_of_the_other_protocols(tmp_path: Path):
         new = [{"name": "new", "num_partitions": 1, "replication_factor": 1}]
         assert (await reader.produce("orders", plain_batch(b"no"))).error_code == 29
         assert (await reader.ask(CREATE, 4, topics=new)).topics[0].error_code == 29
-        assert (await reader.ask(METADATA, 9, topics=[{"name": "auto"}])).topics[0].error_code == 3
+        assert (await reader.ask(METADATA, 8, topics=[{"name": "auto"}])).topics[0].error_code == 3
         join = {
             "group_id": "g",
             "session_timeout": timedelta(seconds=10),

@@ -13,6 +13,8 @@ from tests.support.served import serving
 from tests.support.wait import eventually
 
 PRODUCE, FETCH, OFFSETS, METADATA, API_VERSIONS, INIT_PRODUCER = 0, 1, 2, 3, 18, 22
+OFFSET_COMMIT, OFFSET_FETCH = 8, 9
+OFFSET_OUT_OF_RANGE = 1
 
 
 def values(data: bytes) -> list[bytes | None]:
@@ -218,15 +220,15 @@ async def test_metadata_creates_topics_only_where_the_client_and_the_settings_al
         wire = await KafkaWire.connect(served.kafka.port)
         await served.topics.create("with space")
         asked = [{"name": "orders"}]
-        no = await wire.ask(METADATA, 9, topics=asked, allow_auto_topic_creation=False)
+        no = await wire.ask(METADATA, 8, topics=asked, allow_auto_topic_creation=False)
         assert no.topics[0].error_code == 3
-        yes = await wire.ask(METADATA, 9, topics=asked, allow_auto_topic_creation=True)
+        yes = await wire.ask(METADATA, 8, topics=asked, allow_auto_topic_creation=True)
         assert [one.partition_index for one in yes.topics[0].partitions] == [0, 1, 2]
         assert served.topics.require("orders").format.name == "kafka"
-        everything = await wire.ask(METADATA, 9, topics=None)
+        everything = await wire.ask(METADATA, 8, topics=None)
         assert [topic.name for topic in everything.topics] == ["orders"]
         assert everything.brokers[0].port == served.kafka.port
-        bad = await wire.ask(METADATA, 9, topics=[{"name": "no/slash"}, {"name": "with space"}])
+        bad = await wire.ask(METADATA, 8, topics=[{"name": "no/slash"}, {"name": "with space"}])
         assert [topic.error_code for topic in bad.topics] == [17, 17]
         wire.close()
 
@@ -278,4 +280,26 @@ async def test_an_answer_without_an_error_has_no_error_message(tmp_path: Path):
         topic = {"name": "new", "num_partitions": 1, "replication_factor": 1}
         answer = await wire.ask(19, 4, topics=[{**topic, "assignments": [], "configs": []}])
         assert (answer.topics[0].error_code, answer.topics[0].error_message) == (0, None)
+        wire.close()
+
+
+async def test_a_commit_beyond_the_end_of_a_partition_is_refused_and_changes_nothing(
+    tmp_path: Path,
+):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        await served.topics.create("orders", form="kafka")
+        await wire.produce("orders", plain_batch(b"one", b"two"))
+
+        async def commit(offset: int) -> int:
+            partitions = [{"partition_index": 0, "committed_offset": offset}]
+            topics = [{"name": "orders", "partitions": partitions}]
+            answer = await wire.ask(OFFSET_COMMIT, 7, group_id="g", topics=topics)
+            return answer.topics[0].partitions[0].error_code
+
+        assert await commit(2) == 0
+        assert await commit(3) == OFFSET_OUT_OF_RANGE
+        asked = [{"name": "orders", "partition_indexes": [0]}]
+        answer = await wire.ask(OFFSET_FETCH, 7, group_id="g", topics=asked)
+        assert answer.topics[0].partitions[0].committed_offset == 2
         wire.close()

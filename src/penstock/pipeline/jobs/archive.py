@@ -1,4 +1,5 @@
-"""archive: a topic or queue to a Delta table, by day, each record once.
+"""archive: a topic or queue to a Delta table, by day, each record once. Each partition of a topic
+has a table of its own.
 
 A run takes what came since the last one, up to a fixed end, in steps of at most
 `RECORDS_PER_STEP`. Tasks of Spark write the files of a step, the driver commits them
@@ -12,7 +13,8 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +36,7 @@ from penstock.pipeline.lake.convert import (
 )
 from penstock.pipeline.lake.data_files import FILE_BYTES, FILES_DDL, DataFile, FileWriter
 from penstock.pipeline.lake.dead_letters import write_dead_letters
-from penstock.pipeline.lake.frames import archived_frame, source_frame
+from penstock.pipeline.lake.frames import archived_frame, source_frame, union_partitions
 from penstock.pipeline.lake.maintenance import (
     Maintained,
     Merger,
@@ -43,7 +45,7 @@ from penstock.pipeline.lake.maintenance import (
     maintain,
     merged_by_tasks,
 )
-from penstock.pipeline.lake.table import LakeTable, Snapshot
+from penstock.pipeline.lake.table import LakeTable, Snapshot, archived_partitions
 from penstock.pipeline.lake.typed_columns import INFER, TypedColumns
 from penstock.pipeline.options import (
     BROKER_PATIENCE_SECONDS,
@@ -108,6 +110,9 @@ class Payloads:
 
 @dataclass
 class ArchiveResult:
+    """What a run did. Rows and files are those of all partitions, position and version those of
+    partition 0."""
+
     kind: str
     name: str
     rows: int = 0
@@ -129,6 +134,8 @@ class ArchiveStep:
 
 
 class Archiver:
+    """Archives a queue or one partition of a topic; see `partitions`."""
+
     def __init__(
         self,
         target: str,
@@ -140,11 +147,41 @@ class Archiver:
         self.payloads = payloads or Payloads()
         if origin.topic and self.payloads.outcome_minutes is not None:
             raise InvalidRequest("outcomes are of a queue's messages; a topic has none")
+        self.target = target
         self.table = LakeTable(target, origin.kind, origin.name)
         self.upkeep = upkeep or Upkeep(FILE_BYTES)
 
+    def partitions(self) -> "list[Archiver]":
+        """An archiver for each partition of the topic, this one first; a queue has one."""
+        if not self.origin.topic:
+            return [self]
+        with closing(Topics(read_options(TopicSourceOptions, self.origin.options()))) as topics:
+            labels = topics.partitions(self.origin.topic)
+        return [self, *(self._at(label) for label in labels[1:])]
+
+    def _at(self, label: str) -> "Archiver":
+        other = copy(self)
+        other.origin = replace(self.origin, topic=label)
+        other.table = LakeTable(self.target, "topic", label)
+        return other
+
+    def position(self, label: str | None = None) -> int | None:
+        """Where the next run begins, in the partition with this label; None before the first."""
+        table = self.table if label is None else LakeTable(self.target, "topic", label)
+        snapshot = table.open()
+        return None if snapshot is None else snapshot.position
+
+    def run_all(self, spark: Any, say: Say = quiet) -> ArchiveResult:
+        """Archive all there is now of every partition."""
+        done, *others = (one.run(spark, say) for one in self.partitions())
+        for other in others:
+            done.rows += other.rows
+            done.misfits += other.misfits
+            done.files += other.files
+        return done
+
     def run(self, spark: Any, say: Say = quiet) -> ArchiveResult:
-        """Archive all there is now. Safe to kill at any moment and to run again."""
+        """Archive all there is now of this partition. Safe to kill at any moment."""
         spark = activate(spark)
         done = ArchiveResult(self.origin.kind, self.origin.name)
         snapshot = self.table.open()
@@ -234,11 +271,23 @@ class Archiver:
             write_dead_letters(spark, self.table, snapshot, self.payloads.dead_letter, reach)
 
     def maintain(self, spark: Any) -> Maintained:
-        return maintain(self.table, self.upkeep, self.merger(spark))
+        """Do the upkeep of every partition's table."""
+        done = Maintained()
+        for table in self.tables():
+            done.add(maintain(table, self.upkeep, self.merger(spark)))
+        return done
 
     def compact(self, spark: Any) -> int:
         """Merge small files only; how many there were."""
-        return compact(self.table, self.upkeep.file_bytes, self.merger(spark))
+        merger, size = self.merger(spark), self.upkeep.file_bytes
+        return sum(compact(table, size, merger) for table in self.tables())
+
+    def tables(self) -> list[LakeTable]:
+        """The tables of all partitions that are archived; the broker is not asked."""
+        if not self.origin.topic:
+            return [self.table]
+        labels = archived_partitions(self.target, self.origin.topic)
+        return [LakeTable(self.target, "topic", label) for label in labels]
 
     def merger(self, spark: Any) -> Merger:
         return partial(merged_by_tasks, spark)
@@ -262,7 +311,7 @@ def archive(
     archiver = Archiver(target, origin, upkeep, payloads)
     converted = archiver.convert() if convert_old else 0
     spark = activate(spark)
-    done = archiver.run(spark, say)
+    done = archiver.run_all(spark, say)
     done.converted, done.maintained = converted, archiver.maintain(spark)
     return done
 
@@ -326,8 +375,22 @@ def queue_steps(
 def read_archive(
     spark: Any, target: str, *, topic: str | None = None, queue: str | None = None
 ) -> Any:
-    """The archived rows of one snapshot of the table, or of an archive of an earlier release."""
-    origin = Origin(topic, queue)
+    """The archived rows of one snapshot of the table, or of an archive of an earlier release. Rows
+    of a topic with several partitions have a column `partition`.
+    """
+    if topic is None:
+        return archived_rows(spark, target, Origin(queue=queue))
+    labels = archived_partitions(target, topic)
+    if labels == [topic]:
+        return archived_rows(spark, target, Origin(topic=topic))
+    return union_partitions(
+        (label, archived_rows(spark, target, Origin(topic=label)).withColumn("topic", f.lit(topic)))
+        for label in labels
+    )
+
+
+def archived_rows(spark: Any, target: str, origin: Origin) -> Any:
+    """The archived rows of a queue or of one partition of a topic."""
     table = LakeTable(target, origin.kind, origin.name)
     snapshot = table.open()
     if (snapshot is None or snapshot.position is None) and old_archive(table) is not None:

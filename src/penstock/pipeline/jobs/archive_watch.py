@@ -110,7 +110,7 @@ class ArchiveWatch:
 
     def _run_once(self, spark: Any) -> None:
         job = self._archiver
-        done = job.run(spark)
+        done = job.run_all(spark)
         took = self._clock() - self._planned
         self._archived = self._planned
         self.report.batch += 1 if done.rows else 0
@@ -126,15 +126,16 @@ class ArchiveWatch:
     def behind(self) -> int:
         """Records or messages that are not in the table; messages up to a limit of their source."""
         origin = self._archiver.origin
-        snapshot = self._archiver.table.open()
-        position = snapshot.position if snapshot is not None else None
         given = {**origin.options(), **SHORT_PATIENCE}
         if not origin.topic:
             queue = QueuePlan(read_options(QueueSourceOptions, given), [], streaming=False)
-            return queue.count(queue.state(), position or 0)
+            return queue.count(queue.state(), self._archiver.position() or 0)
         with closing(Topics(read_options(TopicSourceOptions, given))) as topics:
-            state = topics.state(origin.topic)
-        return state.next - (state.first if position is None else position)
+            lag = 0
+            for label in topics.partitions(origin.topic):
+                state, position = topics.state(label), self._archiver.position(label)
+                lag += state.next - (state.first if position is None else position)
+        return lag
 
     def _notify(self) -> None:
         try:

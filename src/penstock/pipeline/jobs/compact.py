@@ -1,4 +1,5 @@
-"""compact: the latest record per key of a topic, to another topic, to Parquet, or in place.
+"""compact: the latest record per key of a topic, to another topic, to Parquet, or in place. Each
+partition is compacted by itself, since the records of a key are in one.
 
 The key is a JSON path into the payload, or a SQL expression over topic, offset, timestamp and
 payload; keys are compared as text. A tombstone (an empty payload, or what the caller says is one)
@@ -17,6 +18,7 @@ To Parquet: a snapshot, replaced as a whole by replacing its manifest
 run, for those who read them.
 """
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +36,15 @@ from penstock.pipeline.jobs.keyed_topic import (
     Keys,
     latest_rows,
 )
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS
+from penstock.pipeline.options import (
+    BROKER_PATIENCE_SECONDS,
+    TopicSourceOptions,
+    read_options,
+)
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.identity import append_once
 from penstock.pipeline.sources.topic import DataLoss
+from penstock.pipeline.sources.topic_catalog import Topics
 
 __all__ = ["CompactOptions", "Compacted", "compact", "read_compacted"]
 
@@ -82,19 +89,41 @@ def compact(spark: Any, options: CompactOptions, say: Say = quiet) -> Compacted:
     given = {"broker": options.broker, "directory": options.directory, "token": options.token}
     connection = {name: value for name, value in given.items() if value}
     with BrokerCaller(options.url, token=options.token, patience=BROKER_PATIENCE_SECONDS) as caller:
-        source = KeyedRecords(spark, caller, options.topic, keys, connection, options.dry_run, say)
-        if options.to_topic:
-            return _to_topic(source, options.to_topic)
-        if options.to:
-            return _to_parquet(source, options.to)
-        return in_place(source, options.tombstone_seconds, options.roll, options.segment_bytes)
+        with closing(
+            Topics(read_options(TopicSourceOptions, {**connection, "topic": options.topic}))
+        ) as topics:
+            labels = topics.partitions(options.topic)
+        done, *others = (
+            _compact_one(
+                KeyedRecords(spark, caller, label, keys, connection, options.dry_run, say), options
+            )
+            for label in labels
+        )
+        for other in others:
+            done.add(other)
+        return done
+
+
+def _compact_one(source: KeyedRecords, options: CompactOptions) -> Compacted:
+    if options.to_topic:
+        return _to_topic(source, options.to_topic)
+    if options.to:
+        return _to_parquet(source, options.to)
+    return in_place(source, options.tombstone_seconds, options.roll, options.segment_bytes)
 
 
 def read_compacted(spark: Any, root: str, topic: str) -> Any:
-    """A snapshot's rows: key, offset, timestamp, payload; exactly those the manifest lists."""
+    """The rows of the snapshots of all partitions: key, offset, timestamp, payload; exactly those
+    that the manifests list.
+    """
     lake = Lake(root)
-    manifest = lake.require("compacted", topic)
-    return spark.read.parquet(*(lake.url(entry.path) for entry in manifest.files))
+    labels = [
+        name
+        for kind, name in lake.names()
+        if kind == "compacted" and (name == topic or name.startswith(f"{topic}/"))
+    ]
+    manifests = [lake.require("compacted", label) for label in labels or [topic]]
+    return spark.read.parquet(*(lake.url(one.path) for each in manifests for one in each.files))
 
 
 def _to_topic(source: KeyedRecords, target: str) -> Compacted:

@@ -15,6 +15,10 @@ from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
 from penstock.pipeline.jobs import Say
 
+COUNTS = (
+    *("records_before", "records", "bytes_before", "bytes"),
+    *("tombstones", "keyless", "broken", "swaps"),
+)
 RECORD_OVERHEAD_BYTES = 12 + 16  # header and index row of a record
 
 
@@ -83,7 +87,8 @@ class Keys:
 
 @dataclass
 class Compacted:
-    """What was, or would be, done. Records that are left out are superseded, or tombstones."""
+    """What was, or would be, done. Records that are left out are superseded, or tombstones.
+    `first` and `end` are those of partition 0, the rest is the sum over all partitions."""
 
     topic: str
     to: str
@@ -98,6 +103,11 @@ class Compacted:
     broken: int = 0  # of these, no valid JSON
     swaps: int = 0
     executed: bool = True
+
+    def add(self, other: "Compacted") -> None:
+        """Add the counts of another partition."""
+        for name in COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     @property
     def bytes_saved(self) -> int:

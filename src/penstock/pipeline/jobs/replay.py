@@ -14,7 +14,7 @@ import json
 import time
 import uuid
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import functions as f
@@ -24,11 +24,18 @@ from penstock.net.tls import ca_text
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs import Say, quiet
-from penstock.pipeline.jobs.archive import read_archive
-from penstock.pipeline.options import BROKER_PATIENCE_SECONDS, default_token
+from penstock.pipeline.jobs.archive import Origin, archived_rows
+from penstock.pipeline.lake.table import archived_partitions
+from penstock.pipeline.options import (
+    BROKER_PATIENCE_SECONDS,
+    TopicSourceOptions,
+    default_token,
+    read_options,
+)
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.identity import OTHER_ROWS, append_once
 from penstock.pipeline.sinks.queue import PushLink
+from penstock.pipeline.sources.topic_catalog import Topics
 from penstock.protocol.sink_claims import Claim
 
 OFFSETS_PER_WRITE = 100_000  # offsets in one write, at most; part of the identity
@@ -73,6 +80,36 @@ def replay(spark: Any, options: ReplayOptions, say: Say = quiet) -> Replayed:
     if options.rate < 0:
         raise InvalidRequest(f"the rate is a number of records per second, not {options.rate:g}")
     spark = activate(spark)
+    labels = _partitions(options)
+    if len(labels) > 1 and (options.start, options.end) != (None, None):
+        raise InvalidRequest(
+            f"topic {options.topic!r} has {len(labels)} partitions, each with offsets of its own: "
+            f"with a start or an end, name one of them, as in {labels[1]!r}"
+        )
+    result, *others = (_replay(spark, replace(options, topic=label), say) for label in labels)
+    for other in others:
+        result.rows += other.rows
+        result.ranges += other.ranges
+    if others:
+        result.first = result.last = None  # offsets are of one partition
+    return result
+
+
+def _partitions(options: ReplayOptions) -> list[str]:
+    """The labels of the partitions that are replayed, one after the other."""
+    if options.archive:
+        return archived_partitions(options.archive, options.topic)
+    with closing(Topics(read_options(TopicSourceOptions, _reach(options)))) as topics:
+        return topics.partitions(options.topic)
+
+
+def _reach(options: ReplayOptions) -> dict[str, str]:
+    names = ("topic", "broker", "directory", "token")
+    return {name: value for name in names if (value := getattr(options, name))}
+
+
+def _replay(spark: Any, options: ReplayOptions, say: Say) -> Replayed:
+    """Replay one partition."""
     frame = _source(spark, options)
     bounds = frame.selectExpr("min(offset) AS first", "max(offset) AS last").collect()[0]
     if bounds.last is None:
@@ -146,11 +183,9 @@ def _planned(options: ReplayOptions, limit: int, step: int) -> tuple[int, int]:
 def _source(spark: Any, options: ReplayOptions) -> Any:
     topic, start, end = options.topic, options.start, options.end
     if options.archive:
-        frame = read_archive(spark, options.archive, topic=topic)
+        frame = archived_rows(spark, options.archive, Origin(topic=topic))
     else:
-        names = ("topic", "broker", "directory", "token")
-        given = {name: value for name in names if (value := getattr(options, name))}
-        given["firstPartition"] = "true"
+        given = {**_reach(options), "firstPartition": "true"}
         if start is not None:
             given["startingOffsets"] = json.dumps({topic: start})
         if end is not None:

@@ -10,7 +10,9 @@ pyarrow instead.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +24,10 @@ from penstock.pipeline.lake.convert import refuse_old
 from penstock.pipeline.lake.data_files import DataFile, Kind, by_tasks, read_file
 from penstock.pipeline.lake.table import LakeTable, Snapshot
 from penstock.pipeline.lake.typed_columns import TypedColumns, spark_schema
+from penstock.pipeline.options import TopicSourceOptions, read_options
 from penstock.pipeline.session import activate
+from penstock.pipeline.sources.topic_catalog import Topics
+from penstock.protocol.names import split_label
 
 Reach = dict[str, str]
 
@@ -34,7 +39,8 @@ S3_CONNECTOR = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Reach) -> Any:
     """Every record of a topic or queue once: those of one snapshot of the table, and from its
-    position on those of the log or the queue. `reach` are options of the source.
+    position on those of the log or the queue. `reach` are options of the source. Rows of a topic
+    with several partitions have a column `partition`.
 
     A topic's log may lose its beginning meanwhile, when the archive moves on: the source has the
     archive too, and reads from there what is gone.
@@ -45,15 +51,36 @@ def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Re
             "say where the archive is: archive='s3://lake', or the variable PENSTOCK_ARCHIVE"
         )
     spark = activate(spark)
-    table = LakeTable(archive, kind, name)
+    if kind != "topic":
+        return _whole_frame(spark, LakeTable(archive, kind, name), reach)
+    reach = {"archive": archive, **reach}
+    if "directory" not in reach:
+        reach.setdefault("broker", os.environ.get("PENSTOCK_BROKER", LOCAL_BROKER))
+    with closing(Topics(read_options(TopicSourceOptions, {"topic": name, **reach}))) as topics:
+        labels = topics.partitions(name)
+    frames = [
+        (label, _whole_frame(spark, LakeTable(archive, kind, label), reach)) for label in labels
+    ]
+    return frames[0][1] if len(frames) == 1 else union_partitions(frames)
+
+
+def union_partitions(frames: Iterable[tuple[str, Any]]) -> Any:
+    """The rows of several partitions, by label, with the column `partition`."""
+    numbered = [
+        frame.withColumn("partition", f.lit(split_label(label)[1])) for label, frame in frames
+    ]
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), numbered)
+
+
+def _whole_frame(spark: Any, table: LakeTable, reach: Reach) -> Any:
+    """What the table has, and from its position on what the log or the queue has."""
+    kind, name = table.kind.name, table.name
     snapshot = table.open()
     refuse_old(table, snapshot)
     options = {kind: name, **reach}
     position = None if snapshot is None else snapshot.position
     if kind == "topic":
-        if "directory" not in options:
-            options.setdefault("broker", os.environ.get("PENSTOCK_BROKER", LOCAL_BROKER))
-        options["archive"] = archive
+        options["firstPartition"] = "true"
         if position is not None:
             options["startingOffsets"] = json.dumps({name: position})
     elif position is not None:

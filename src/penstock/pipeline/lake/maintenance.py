@@ -46,6 +46,11 @@ class Maintained:
     expired: int = 0  # files of days that are too old
     vacuumed: int = 0  # files that nothing has any more
 
+    def add(self, other: "Maintained") -> None:
+        self.merged += other.merged
+        self.expired += other.expired
+        self.vacuumed += other.vacuumed
+
 
 # Merges each group of files, and gives the new ones.
 Merger = Callable[[FileWriter, list[list[DataFile]]], list[DataFile]]

@@ -2,6 +2,7 @@
 
     <root>/topics/<name>/_delta_log/...                what counts, by Delta's protocol
     <root>/topics/<name>/date=<day>/<file>.parquet     see `penstock.pipeline.lake.data_files`
+    <root>/topics/<name>~2F1/...                       partition 1, a table of its own
     <root>/queues/<name>/...
 
 Executors write data files; the driver commits them. The commit carries an application transaction
@@ -40,6 +41,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import RemoveAction
+from pyarrow import fs
 
 from penstock.errors import Conflict, NotFound, Unavailable
 from penstock.pipeline.lake.commits import (
@@ -53,6 +55,7 @@ from penstock.pipeline.lake.commits import (
 )
 from penstock.pipeline.lake.data_files import KINDS, DataFile, Kind
 from penstock.pipeline.lake.storage import Storage
+from penstock.protocol.names import partition_label
 
 MAINTENANCE = "penstock:maintenance"
 MISFITS = "penstockMisfits"  # files of the commit with records that do not fit the columns
@@ -289,6 +292,19 @@ class LakeTable:
         """The table now, and whether a commit since `base` is the run's own."""
         newer = self.require_version(base)
         return newer, is_committed(newer.delta, run, base.version)
+
+
+def archived_partitions(root: str, topic: str) -> list[str]:
+    """Return the labels of the topic's partitions that have a table; the topic if none has."""
+    if "/" in topic:
+        return [topic]
+    selector = fs.FileSelector("topics", allow_not_found=True)
+    names = {info.base_name for info in Storage(root).files().get_file_info(selector)}
+    prefix = folder(f"{topic}/")
+    numbers = [int(name.removeprefix(prefix)) for name in names if name.startswith(prefix)]
+    if folder(topic) in names or not numbers:
+        numbers.append(0)
+    return [partition_label(topic, number) for number in sorted(numbers)]
 
 
 def folder(name: str) -> str:

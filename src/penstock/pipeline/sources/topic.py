@@ -107,8 +107,7 @@ class TopicPlan:
             else options.ending_timestamp
         )
         self.delay = TriggerDelay(options)
-        # An archive has one table for a topic, and one partition fits in.
-        self._all_partitions = not options.first_partition and not options.archive
+        self._all_partitions = not options.first_partition
 
     def names(self) -> list[str]:
         """The topics that are read: as named, or those that match the pattern now."""

@@ -35,7 +35,7 @@ from penstock.pipeline.options import TopicSourceOptions
 from penstock.pipeline.source_columns import ArchivedRecords
 from penstock.pipeline.sources.shared_topics import SharedLogState, SharedTopicReader
 from penstock.protocol.frames import RECORD_BATCHES, Fetched
-from penstock.protocol.names import split_label
+from penstock.protocol.names import partition_label, split_label
 from penstock.protocol.record_batch import Batch
 
 FETCH_BYTES = 4 << 20
@@ -107,6 +107,13 @@ class Topics:
         logs = find_logs(Path(self.directory or ""))
         labels = [label for label, path in logs.items() if (path / DATA).exists()]
         return list(dict.fromkeys(split_label(label)[0] for label in labels))
+
+    def partitions(self, topic: str) -> list[str]:
+        """The labels of the topic's partitions; a label is its own."""
+        if "/" in topic:
+            return [topic]
+        count = self._log_state(topic).partitions
+        return [partition_label(topic, number) for number in range(count)]
 
     def state(self, topic: str, start: int = -1) -> TopicState:
         """A topic as it is now. The archive is not asked when the log has all from `start` on."""

@@ -43,6 +43,17 @@ class AppendAnswer(NamedTuple):
     at: datetime
 
 
+class SharedUsage(NamedTuple):
+    """Where the batches of a log are, and their bytes."""
+
+    head_rows: int  # batches in the database
+    head_bytes: int
+    head_age: float  # seconds since the oldest of them was appended
+    tiered_ranges: int  # rows that are coordinates of a range in object storage
+    tiered_bytes: int
+    tiered_until: int | None  # the offset after the last such range
+
+
 APPEND = "SELECT * FROM shared_append({})".format(
     ", ".join(f"p_{name} => ${i}" for i, name in enumerate(AppendCall._fields, 1))
 )
@@ -76,6 +87,15 @@ DELETE = """
        noted AS (INSERT INTO shared_removals (log_id, due_at)
                  SELECT id, clock_timestamp() FROM gone)
   SELECT id FROM gone"""
+USAGE = """
+  SELECT count(*) FILTER (WHERE object IS NULL),
+         coalesce(sum(size) FILTER (WHERE object IS NULL), 0)::bigint,
+         coalesce(extract(epoch FROM clock_timestamp()
+                          - min(appended_at) FILTER (WHERE object IS NULL)), 0)::float8,
+         count(object),
+         coalesce(sum(size) FILTER (WHERE object IS NOT NULL), 0)::bigint,
+         max(last_offset) FILTER (WHERE object IS NOT NULL) + 1
+    FROM shared_batches WHERE log_id = $1"""
 ENDS = "SELECT id, next_offset, timeline FROM shared_logs WHERE id = ANY ($1)"
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
 
@@ -111,14 +131,10 @@ class SharedCalls:
     async def ends(self, log_ids: Sequence[int]) -> list[Row]:
         return await self._database.read(ENDS, log_ids)
 
-    async def size(self, log_id: int) -> int:
-        """Bytes of a log, in the database and in objects."""
-        [row] = await self._database.browse(
-            "SELECT coalesce(sum(size), 0)::bigint AS size FROM shared_batches WHERE log_id = $1",
-            log_id,
-        )
-        size: int = row["size"]
-        return size
+    async def usage(self, log_id: int) -> SharedUsage:
+        """Count the batches of a log and their bytes, in the database and in object storage."""
+        [row] = await self._database.browse(USAGE, log_id)
+        return SharedUsage(*row)
 
     async def create(self, topic: str, partitions: int, incarnation: UUID) -> None:
         """Create the partitions that are not there."""

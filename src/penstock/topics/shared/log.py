@@ -28,6 +28,7 @@ from penstock.log.tier.manifest import TierManifest
 from penstock.protocol.kafka_batch import CONTROL, BatchHead, assigned, checked
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import Published, SharedAppends
+from penstock.topics.shared.calls import SharedUsage
 from penstock.topics.shared.chunks import Chunk
 from penstock.topics.shared.context import SharedContext
 from penstock.topics.subscriptions import Subscriptions
@@ -310,10 +311,11 @@ class SharedLog(AppendsThrough):
         ends = [gap["gap_start"] for gap in gaps if gap["timeline"] >= timeline]
         return min(ends, default=self.next_offset)
 
-    async def measure(self) -> None:
+    async def measure(self) -> SharedUsage:
         """Ask the database for what only people look at: the size, and what a failover lost."""
         await self.refresh()
-        self.size_bytes = await self._context.calls.size(self.log_id)
+        usage = await self._context.calls.usage(self.log_id)
+        self.size_bytes = usage.head_bytes + usage.tiered_bytes
         self.damage = [
             {
                 "outcome": "lost",
@@ -325,6 +327,7 @@ class SharedLog(AppendsThrough):
             }
             for gap in await self._context.calls.gaps(self.log_id)
         ]
+        return usage
 
     async def refresh(self) -> None:
         """Ask the database for the bounds."""

@@ -146,7 +146,7 @@ class Mover:
     async def step(self) -> bool:
         """Do all that is to be done now; whether this broker is the one that does it."""
         if not await self._hold():
-            self._lag = 0.0
+            self._lag, self._figures = 0.0, (0, 0, 0)  # the broker that moves has them
             return False
         await self._remove()
         lag = 0.0

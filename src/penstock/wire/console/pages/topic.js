@@ -44,11 +44,46 @@ const partitionColumns = (context) => [
   { name: "next", title: "Next offset", number: true, card: true, cell: (p) => count(p.next_offset) },
 ];
 
+const PLACEMENT = [
+  { name: "partition", title: "Partition", card: true, cell: (p) => p.partition },
+  {
+    name: "headRows",
+    title: "Batches in PostgreSQL",
+    number: true,
+    card: true,
+    cell: (p) => count(p.shared.head_rows),
+  },
+  { name: "headBytes", title: "Size there", number: true, cell: (p) => size(p.shared.head_bytes) },
+  {
+    name: "ranges",
+    title: "Ranges in object storage",
+    number: true,
+    card: true,
+    cell: (p) => count(p.shared.tiered_ranges),
+  },
+  { name: "tieredBytes", title: "Size there", number: true, cell: (p) => size(p.shared.tiered_bytes) },
+  { name: "until", title: "Moved up to", number: true, cell: (p) => count(p.shared.tiered_until ?? p.first_offset) },
+];
+
+/** Where the records of a shared topic are, and whether old ones move in time. */
+function placement(partitions) {
+  const late = partitions.map((p) => p.shared.mover_lag);
+  const text = late.includes(null)
+    ? "there is no object store (topics.shared_tier), so all records stay in PostgreSQL"
+    : Math.max(...late) > 0
+      ? `the mover is ${duration(Math.max(...late))} late`
+      : "old records move to object storage in time";
+  return html`<h2>Where the records are <small>${text}</small></h2>
+    ${table({ columns: PLACEMENT, rows: partitions, key: (p) => p.partition, caption: "Where the records are" })}`;
+}
+
 /** What becomes of old records, in words. */
-function retention({ policy, retention: { bytes, age: seconds } }) {
+function retention({ policy, placement, retention: { bytes, age: seconds } }) {
   if (policy === "compact") return "compacted: the latest record of each key is kept";
   const bounds = [bytes && size(bytes), seconds && duration(seconds)].filter(Boolean);
-  return bounds.length ? `kept up to ${bounds.join(" and ")}, in whole segments` : "kept forever";
+  return bounds.length
+    ? `kept up to ${bounds.join(" and ")}, in whole ${placement === "shared" ? "batches" : "segments"}`
+    : "kept forever";
 }
 
 /** Who reads: Kafka clients with their partitions, or members that hold leases. */
@@ -108,9 +143,10 @@ const groupColumns = (context) => [
 
 function view({ info, parts, page, minutes }, context) {
   const several = parts.partitions.length > 1;
+  const shared = info.placement === "shared";
   const metadata = parts.groups.some((g) => g.partitions.some((one) => one.metadata));
   return html`<h1>
-      ${info.topic}
+      ${info.topic} ${shared ? html`<span class="badge">shared</span>` : ""}
       <small
         >${retention(info)}; ${parts.format}
         format${several ? `, ${plural(parts.partitions.length, "partition")}` : ""}</small
@@ -156,18 +192,24 @@ function view({ info, parts, page, minutes }, context) {
         : ""
     }
     ${rolledUp(minutes)}
-    <details class="segments">
-      <summary>
-        <h2>Segments <small>${plural(info.segments.length, "file")}${several ? " of partition 0" : ""}</small></h2>
-      </summary>
-      ${table({
-        columns: SEGMENTS,
-        rows: info.segments.slice(-100).toReversed(),
-        key: (one) => one.base,
-        caption: "Segments, the newest first",
-        empty: "",
-      })}
-    </details>
+    ${
+      shared
+        ? placement(parts.partitions)
+        : html`<details class="segments">
+            <summary>
+              <h2>
+                Segments <small>${plural(info.segments.length, "file")}${several ? " of partition 0" : ""}</small>
+              </h2>
+            </summary>
+            ${table({
+              columns: SEGMENTS,
+              rows: info.segments.slice(-100).toReversed(),
+              key: (one) => one.base,
+              caption: "Segments, the newest first",
+              empty: "",
+            })}
+          </details>`
+    }
     ${records(page, parts.partitions, context)}`;
 }
 

@@ -8,15 +8,24 @@ import { table } from "../components/table.js";
 import { bad, button, filter, pager, teach } from "./common.js";
 import { linkTo } from "./records.js";
 
+/** What is in PostgreSQL has no segments, and is measured on the topic's own page only. */
+const shared = (t) => t.placement === "shared";
+
 const COLUMNS = [
-  { name: "name", title: "Topic", sort: true, cell: (t) => html`<a href="${linkTo(t.name)}">${t.name}</a>` },
+  {
+    name: "name",
+    title: "Topic",
+    sort: true,
+    cell: (t) =>
+      html`<a href="${linkTo(t.name)}">${t.name}</a> ${shared(t) ? html`<span class="badge">shared</span>` : ""}`,
+  },
   { name: "records", title: "Records", number: true, card: true, sort: true, cell: (t) => count(t.records) },
-  { name: "bytes", title: "Size", number: true, sort: true, cell: (t) => size(t.bytes) },
+  { name: "bytes", title: "Size", number: true, sort: true, cell: (t) => (shared(t) ? "–" : size(t.bytes)) },
   { name: "rate", title: "Records/s", number: true, sort: true, cell: (t) => rate(t.rate) },
   { name: "history", title: "Trend", cell: (t) => sparkline(t.history, "produced", `records per second of ${t.name}`) },
   { name: "groups", title: "Groups", number: true, sort: true, cell: (t) => count(t.groups) },
   { name: "worstLag", title: "Largest lag", number: true, sort: true, cell: (t) => count(t.worstLag) },
-  { name: "segments", title: "Segments", number: true, sort: true, cell: (t) => count(t.segments) },
+  { name: "segments", title: "Segments", number: true, sort: true, cell: (t) => (shared(t) ? "–" : count(t.segments)) },
   { name: "policy", title: "Policy", cell: (t) => t.policy },
   { name: "damaged", title: "Damaged", number: true, cell: (t) => bad(t.damaged) },
 ];

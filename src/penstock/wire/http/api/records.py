@@ -12,7 +12,8 @@ from penstock.protocol.names import split_label
 from penstock.protocol.records import RecordMessage, Text
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups, LeaseDetails, MemberDetails
-from penstock.topics.store import TopicStore
+from penstock.topics.shared.log import SharedLog
+from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.feed import messages_of
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.topics import PartitionQuery
@@ -48,12 +49,24 @@ class RecordPage(Struct):
     next_offset: int
 
 
+class SharedPlacement(Struct):
+    """Where the records of a shared partition are."""
+
+    head_rows: int  # batches in PostgreSQL
+    head_bytes: int
+    tiered_ranges: int  # in object storage
+    tiered_bytes: int
+    tiered_until: int | None  # the offset after the last of these ranges
+    mover_lag: float | None  # seconds by which the oldest batch is late; null without a store
+
+
 class PartitionDetails(Struct):
     partition: int
     first_offset: int
     next_offset: int
     records: int
     bytes: int
+    shared: SharedPlacement | None = None
 
 
 class TopicGroupPartition(Struct):
@@ -88,15 +101,21 @@ class RecordsApi:
         self._groups = groups
 
     @route("GET", f"{TOPIC}/partitions")
-    def partitions(self, topic: str) -> TopicParts:
+    async def partitions(self, topic: str) -> TopicParts:
         """The partitions of a topic, and its groups with their offset in each of them."""
         name = self._topics.require(topic).format.name
         logs = [self._topics.partition(topic, n) for n in range(self._topics.partitions(topic))]
-        return TopicParts(
-            name,
-            [of(PartitionDetails, log, bytes=log.size_bytes) for log in logs],
-            self._groups_of(topic),
-        )
+        parts = [await self._partition(log) for log in logs]
+        return TopicParts(name, parts, self._groups_of(topic))
+
+    async def _partition(self, log: AnyLog) -> PartitionDetails:
+        placement = None
+        if isinstance(log, SharedLog):
+            usage = await log.measure()
+            late = usage.head_age - self._topics.settings.tier_delay
+            stored = self._topics.settings.shared_tier
+            placement = of(SharedPlacement, usage, mover_lag=max(0.0, late) if stored else None)
+        return of(PartitionDetails, log, bytes=log.size_bytes, shared=placement)
 
     def _groups_of(self, topic: str) -> list[TopicGroupParts]:
         groups: dict[str, TopicGroupParts] = {}

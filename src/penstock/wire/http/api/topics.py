@@ -106,6 +106,7 @@ class TopicRow(Struct, rename="camel"):
     groups: int
     worst_lag: int | None
     policy: str
+    placement: str  # local or shared
     damaged: int
     history: list[float]
 
@@ -170,6 +171,10 @@ class OffsetAt(Struct):
     offset: int
 
 
+def _placement(log: AnyLog) -> str:
+    return SHARED if isinstance(log, SharedLog) else LOCAL
+
+
 _encode = msgspec.json.Encoder().encode
 read_produce = body_decoder(ProduceBody)
 
@@ -202,6 +207,7 @@ class TopicsApi:
             rate=self._rates.rate(topic.name),
             groups=len(lags),
             worst_lag=max(lags, default=None),
+            placement=_placement(topic),
             damaged=len(topic.damage),
             history=self._rates.line(topic.name),
         )
@@ -263,7 +269,7 @@ class TopicsApi:
             log,
             topic=topic,
             bytes=log.size_bytes,
-            placement=SHARED if isinstance(log, SharedLog) else LOCAL,
+            placement=_placement(log),
             tier_offset=log.tier.end if log.tier is not None else None,
             tier_bytes=log.tier.size if log.tier is not None else 0,
             segments=[
