@@ -107,7 +107,8 @@ def run(name: str, rounds: int | None, console: Console) -> list[Figure]:
 def write_page() -> None:
     results = json.loads((HERE / "results.json").read_text())
     written = page.write(results)
-    page.README.write_text(page.with_figures(page.README.read_text(), results))
+    for path in page.pages_with_figures():
+        path.write_text(page.with_figures(path.read_text(), results))
     print(f"{written[0].relative_to(HERE.parent)} and {len(written) - 1} pictures")
 
 

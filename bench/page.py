@@ -32,7 +32,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2937 }
 """
 
 README = DOCS.parent / "README.md"
-MARKS = "<!-- figures -->\n", "<!-- end of figures -->\n"
+BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
 # For the README: what, benchmark, row, peer. A loss or the smallest gain follows each gain.
 CHOSEN = (
     ("Push to a queue, 1 per request",
@@ -95,7 +95,19 @@ def write(results: dict[str, Any]) -> list[Path]:
 
 
 def with_figures(text: str, results: dict[str, Any]) -> str:
-    """Return the README with the chosen figures as they are in the results."""
+    """Return a page with each block between `<!-- figures: name -->` and its end made again."""
+    return BLOCK.sub(
+        lambda match: "\n".join([match[1], *BLOCKS[match[2]](results), "", match[3]]), text
+    )
+
+
+def pages_with_figures() -> list[Path]:
+    """Return the pages that have such a block."""
+    pages = [README, *sorted((DOCS / "explanation").glob("*.md")), *(DOCS / "how-to").glob("*.md")]
+    return [page for page in pages if BLOCK.search(page.read_text())]
+
+
+def _chosen(results: dict[str, Any]) -> list[str]:
     rows = ["| What | Penstock | Compared with | Ratio | Target |", "|---|---|---|---|---|"]
     for label, name, row, against in CHOSEN:
         (figure,) = [
@@ -108,8 +120,32 @@ def with_figures(text: str, results: dict[str, Any]) -> str:
         rows.append(
             f"| {label} | {ours} | {theirs} | {times(figure['ratio'])} | {verdict(figure)} |"
         )
-    head, rest = text.split(MARKS[0])
-    return head + MARKS[0] + "\n" + "\n".join(rows) + "\n\n" + MARKS[1] + rest.split(MARKS[1])[1]
+    return rows
+
+
+def _queues_cost(results: dict[str, Any]) -> list[str]:
+    result = results["queues_cost"]
+    rows = ["| Load | CPU per message | of which, in µs | Compared with |", "|---|---|---|---|"]
+    for figure in result["figures"]:
+        if figure.get("against"):
+            theirs = f"{people(figure['against_value'], figure['unit'])}, {figure['against']}"
+            label = figure["name"].removeprefix("queues: CPU per message, ")
+            ours = people(figure["value"], figure["unit"])
+            rows.append(f"| {label} | {ours} | {figure['note']} | {theirs} |")
+    return [*rows, "", _caption("queues_cost", result)]
+
+
+def _sizing(results: dict[str, Any]) -> list[str]:
+    result = results["sizing"]
+    rows = ["| What | Measured | |", "|---|---|---|"]
+    for figure in result["figures"]:
+        label = figure["name"].removeprefix("sizing: ")
+        measured = people(figure["value"], figure["unit"])
+        rows.append(f"| {label} | {measured} | {figure.get('note', '')} |")
+    return [*rows, "", _caption("sizing", result)]
+
+
+BLOCKS = {"chosen": _chosen, "queues-cost": _queues_cost, "sizing": _sizing}
 
 
 def _caption(name: str, result: Row) -> str:

@@ -227,7 +227,7 @@ def at_rest() -> Iterator[Figure]:
         began = time.perf_counter()
         with BrokerProcess(directory / "data", env=compiled) as broker:
             took = time.perf_counter() - began
-            ready = next(line for line in broker.output if '"ready in' in line)
+            ready = next(line for line in broker.log.splitlines() if '"ready in' in line)
             note = "of it " + msgspec.json.decode(ready)["message"]
             yield Figure("second start, from the command to ready", took, "s", "< 1", note=note)
             assert broker.process is not None

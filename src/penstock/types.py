@@ -7,7 +7,7 @@ from penstock.client.admin import AdminClient, DeadLetterFilter
 from penstock.client.buffer import BufferOptions
 from penstock.client.consumer import ConsumerOptions
 from penstock.client.items import PushOptions
-from penstock.client.messages import Acked, AckStatus, Pushed, Received
+from penstock.client.messages import AckStatus, Received
 from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
 from penstock.client.results import (
@@ -30,6 +30,7 @@ from penstock.client.topic import TopicGroup
 from penstock.contract.broker import BrokerStatus
 from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
+from penstock.contract.deliveries import Acked, Pushed
 from penstock.contract.groups import Group, GroupPosition, Seek
 from penstock.contract.messages import ScheduledMessage, ScheduledMessages
 from penstock.contract.queues import Queue, QueueDetails, QueueGroup, QueuePartition

@@ -72,6 +72,22 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
     shell.run("status", "--check", code=2 if "error" in levels else 1 if levels else 0)
 
 
+def test_the_status_counts_queues_without_retention(shell, name):
+    shell.run("queue", "push", name, "1")
+    limits = ("retentionEnabled=true", "completedRetentionSeconds=60")
+    shell.run("queue", "configure", f"{name}-limited", *limits)
+
+    def counted() -> bool:
+        counts = shell.lines("status", "--json")[0]["counts"]
+        return 0 < (counts["queuesWithoutRetention"] or 0) < counts["queues"]
+
+    until(counted, 30)
+    shown = shell.run("status").stdout
+    assert re.search(r"^retention\t[\d,]+ of [\d,]+ queues have no retention", shown, re.M)
+    for queue in (name, f"{name}-limited"):
+        shell.run("queue", "delete", queue, "--yes")
+
+
 def test_a_failed_pipeline_and_new_dead_letters_need_somebody(shell, name):
     api = BrokerApi(shell.env["PENSTOCK_URL"])
 
@@ -296,7 +312,7 @@ def test_top_shows_queues_beside_many_problems_on_a_small_screen(shell, name):
         for one in failed:
             shell.run("pipeline", "forget", one)
     screen = shown[: shown.index("q quit")]
-    assert "things need you, 3 are shown" in screen
+    assert "problems, 3 are shown" in screen
     assert len(re.findall(r"^\W*(?:error|warning)\b", screen, re.M)) == 3
     assert screen.count("\r\n") < 24
     assert "waiting" in screen.partition("PostgreSQL")[0], "queues come before the parts"

@@ -2,15 +2,28 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from penstock import SyncClient
+from penstock.testing import ThrowawayBroker, fork_server
 from tests.conftest import fresh_database
+from tests.support.wait import until
+
+
+@pytest.fixture(autouse=True, scope="module")
+def stopped_fork_server() -> Iterator[None]:
+    yield
+    fork_server().close()
+
 
 PROJECT = {
     "conftest.py": 'pytest_plugins = ["penstock.testing"]\n',
@@ -77,11 +90,52 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path):
     assert not list(Path(tempfile.gettempdir()).glob("penstock-test-*")), "nothing survives"
 
 
-def test_a_broker_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch):
-    from penstock.testing import ThrowawayBroker
-
+def test_a_broker_that_cannot_start_says_why():
     with (
         pytest.raises(RuntimeError, match=r"did not start:\n(.|\n)*no_such_key"),
         ThrowawayBroker(no_such_key="1"),
     ):
         pass
+
+
+def test_further_brokers_start_fast_and_share_nothing():
+    brokers = [ThrowawayBroker().__enter__() for _ in range(3)]
+    try:
+        ids = set()
+        for broker in brokers:
+            with SyncClient(broker.url) as client:
+                assert client.admin.queues() == []
+                assert client.topics() == []
+                ids.add(client.push("orders", {}).message_id)
+                client.topic("orders").produce(b"one")
+        assert len(ids) == len(brokers), "each database has its own ids"
+        spent = [psutil.Process(broker.process.pid).cpu_times() for broker in brokers]
+        assert min(times.user + times.system for times in spent) < 0.5
+    finally:
+        for broker in brokers:
+            broker.__exit__()
+
+
+STARTED = """
+    import time
+    from penstock.testing import ThrowawayBroker, fork_server
+
+    broker = ThrowawayBroker().start()
+    print(fork_server().directory, broker.process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_nothing_survives_tests_that_are_killed():
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(STARTED)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as tests:
+        assert tests.stdout is not None
+        directory, broker = tests.stdout.readline().split()
+        postgres = int((Path(directory) / "postgres/data/postmaster.pid").read_text().split()[0])
+        tests.send_signal(signal.SIGKILL)
+    until(lambda: not Path(directory).exists(), 30)
+    running = {one.pid for one in psutil.process_iter() if one.status() != psutil.STATUS_ZOMBIE}
+    assert not running & {int(broker), postgres}

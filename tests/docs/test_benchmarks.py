@@ -33,9 +33,13 @@ def test_the_page_and_the_readme_have_the_figures_of_the_last_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = json.loads((page.DOCS.parent / "bench" / "results.json").read_text())
-    readme = page.README.read_text()
     again = "make bench ARGS=--markdown"
-    assert readme == page.with_figures(readme, results), again
+    filled = page.pages_with_figures()
+    for path in filled:
+        text = path.read_text()
+        assert text == page.with_figures(text, results), again
+    assert page.README in filled
+    readme = page.README.read_text()
     ratios = re.findall(r"^\| [^|]* \| [^|]*/s \|.* \| ([\d.]+)x \|[^|]*\|$", readme, re.M)
     gains, losses = map(float, ratios[::2]), map(float, ratios[1::2])
     assert len(ratios) == len(page.CHOSEN)
@@ -55,6 +59,18 @@ def test_the_page_and_the_readme_have_the_figures_of_the_last_runs(
     assert made[0].read_text() == written, again
     drawn = {one.name for one in (page.README.parent / "docs" / "images").glob("bench-*.svg")}
     assert {one.name for one in made[1:]} == drawn
+
+
+def test_measured_figures_stand_in_blocks_that_are_made_from_results() -> None:
+    """Times below a millisecond, throughputs and "busy machine" are measured, not configured."""
+    measured = re.compile(r"\d (?:µs|ns)\b|\d [MG]i?B/s\b|\d+/s per core|busy machine")
+    by_hand = [
+        f"{path.name}: {match[0]}"
+        for path in [page.README, *page.DOCS.rglob("*.md")]
+        if "decisions" not in path.parts and path.name != "benchmarks.md"
+        if (match := measured.search(page.BLOCK.sub("", path.read_text())))
+    ]
+    assert by_hand == []
 
 
 def test_a_miss_is_in_the_picture_and_in_the_table(

@@ -187,7 +187,11 @@ def test_every_operation_of_a_broker_is_in_the_reference(broker: BrokerProcess) 
         if operation.get("tags") != ["internal"]  # what only the Console and pipelines use
     }
     assert len(operations) > 80
-    assert operations - set(re.findall(r"^### (\S+ /\S*)$", text, re.M)) == set()
+    described = set()
+    for verb, path, about in re.findall(r"^### (\S+) (/\S*)\n\n(.*)$", text, re.M):
+        further = re.findall(r"`(/[^`]*)`", about.partition(" Also at ")[2])
+        described |= {f"{verb} {one}" for one in (path, *further)}
+    assert operations - described == set()
 
 
 @pytest.mark.parametrize(

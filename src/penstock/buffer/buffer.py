@@ -40,9 +40,10 @@ from penstock.buffer.ownership import BufferOwnership
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.reader import Window, decode_window, keys_in
 from penstock.buffer.replay import BufferReplay, Progress
-from penstock.buffer.status import BufferFigures, BufferStatus
+from penstock.buffer.status import BufferFigures
 from penstock.buffer.storage import BufferStorage
 from penstock.config import schema
+from penstock.contract.buffers import BufferStatus
 from penstock.database import Database
 from penstock.errors import (
     InvalidRequest,

@@ -4,8 +4,6 @@ import os
 import time
 from pathlib import Path
 
-import msgspec
-
 from penstock.buffer.backlog import BufferBacklog, BufferFile
 from penstock.buffer.failed import FailedEvents
 from penstock.buffer.files import KINDS, Kind
@@ -13,65 +11,10 @@ from penstock.buffer.journal import FailoverJournal
 from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.replay import BufferReplay, Progress
+from penstock.contract.buffers import BufferStatus, FileStatus, KindStatus, Recovery
 from penstock.metrics import Merge, Metrics
 
 MAX_FILES = 200  # that a status names
-
-
-class KindStatus(msgspec.Struct, rename="camel"):
-    """Buffer files of one kind, being written or waiting for replay."""
-
-    pending: int
-    files: int
-    bytes: int
-    oldest_age: float  # seconds since the oldest file was begun; 0 = no file
-    flushed: int  # events committed since the start
-
-
-class Recovery(msgspec.Struct):
-    what: str
-    done: int
-    total: int
-
-
-class FileStatus(msgspec.Struct, rename="camel"):
-    """One buffer file."""
-
-    name: str
-    kind: str
-    events: int
-    bytes: int
-    age: float | None  # seconds since it was begun
-    state: str  # growing, waiting (for its replay) or failed
-    reason: str | None  # of a failed one: why its first event was refused
-
-
-class BufferStatus(msgspec.Struct, rename="camel"):
-    pending: int
-    failed: int
-    db_healthy: bool
-    worker: int  # process id: each process has files of its own
-    maintenance_mode: bool
-    pop_maintenance_mode: bool
-    held_partitions: int
-    replay_rate: float  # events per second, over the last ten seconds
-    quarantined: int
-    failed_files: list[str]
-    directory: str
-    files: list[FileStatus]  # of this process, the oldest first, MAX_FILES of them
-    drain_seconds: float | None  # until all is replayed, at the rate of now; null: not known
-    recovery: Recovery | None
-    failover: KindStatus
-    qos0: KindStatus
-
-
-class FileBuffer(msgspec.Struct):
-    """The block `file_buffer` of /metrics.json."""
-
-    pending: int
-    flushed: int
-    failed: int
-    db_healthy: bool
 
 
 class BufferFigures:

@@ -32,7 +32,6 @@ from rich.progress import (
 
 from penstock.buffer import Buffer, files
 from penstock.buffer.reader import count_events, windows
-from penstock.buffer.status import BufferStatus
 from penstock.cli import (
     BrokerApi,
     LimitOrAll,
@@ -47,6 +46,7 @@ from penstock.cli import (
 from penstock.cli.tables import Column, Facts, TableBlock, View, count, duration, rate, size, table
 from penstock.config import load, schema
 from penstock.config.load import default_file
+from penstock.contract.buffers import BufferStatus
 from penstock.database import Database
 from penstock.errors import PenstockError, Unavailable
 from penstock.io.fs import DISK

@@ -128,7 +128,7 @@ def problems(url: str, now: dict[str, Any], brief: bool) -> Iterator[TextLine | 
     if not rows:
         yield TextLine(f"{title}: all is well", "green")
         return
-    things = "1 thing needs you" if len(rows) == 1 else f"{len(rows)} things need you"
+    things = "1 problem" if len(rows) == 1 else f"{len(rows)} problems"
     if brief and len(rows) > BRIEF_PROBLEMS:
         things += f", {BRIEF_PROBLEMS} are shown"
         rows = rows[:BRIEF_PROBLEMS]
@@ -169,6 +169,12 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
         f"{_rate(sample.get('delivered'))} delivered/s, {_count(sample.get('waiting'))} waiting, "
         f"oldest {_or(duration, now['oldest'])}, {_count(counts['deadLetters'])} dead letters",
     )
+    if unlimited := counts.get("queuesWithoutRetention"):
+        yield fact(
+            "retention",
+            f"{_count(unlimited)} of {_count(counts['queues'])} queues have no retention and keep "
+            "completed messages (penstock doctor shows how to limit them)",
+        )
     if latency := now["latency"]:
         text = f"half within {duration(latency['p50'])}, 99 % within {duration(latency['p99'])}"
         yield fact("push to ack", text)

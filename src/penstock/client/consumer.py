@@ -43,18 +43,11 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypedDict, TypeVar
 
 from penstock.client.handlers import BoundHandler, Misfit
 from penstock.client.hooks import Hook
-from penstock.client.messages import (
-    Acked,
-    AckStatus,
-    Address,
-    DeadLetter,
-    Message,
-    Received,
-    Retry,
-)
+from penstock.client.messages import AckStatus, Address, DeadLetter, Message, Received, Retry
 from penstock.client.queues import LONG_POLL_SECONDS, Answer, QueueClient, received_late
 from penstock.client.rate import RateLimit
 from penstock.client.tracing import processing
+from penstock.contract.deliveries import Acked
 from penstock.errors import AckRefused, Full, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.io.tasks import cancelled
 from penstock.net.retry import Backoff

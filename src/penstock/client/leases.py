@@ -12,10 +12,9 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
-import msgspec
-
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Received
+from penstock.contract import operations
 from penstock.errors import PenstockError
 from penstock.io.tasks import supervised
 
@@ -23,10 +22,6 @@ log = logging.getLogger("penstock.client")
 
 MAX_KEPT_SECONDS = 6 * 3600.0
 ASSUMED_SECONDS = 60.0  # when a broker does not say
-
-
-class _Extended(msgspec.Struct):
-    success: bool
 
 
 class _Kept:
@@ -119,14 +114,10 @@ class LeaseKeeper:
 
     async def extend(self, lease: str, seconds: int, limit: float | None = None) -> bool:
         """Extend a lease once; False when it is lost."""
-        results = await self._brokers.json(
-            list[_Extended],
-            "POST",
-            "/api/v1/lease",
+        results = await self._brokers.call(
+            operations.EXTEND_LEASE,
             lease,
-            "extend",
             body={"seconds": seconds},
-            again=True,
             timeout=limit,
             retry_for=limit,
         )

@@ -146,34 +146,6 @@ class Popped(msgspec.Struct, Generic[M]):
     queue: str = ""
 
 
-class Pushed(msgspec.Struct, eq=False):
-    """The result of pushing one message. `status` is `queued`, `scheduled` (until
-    `deliver_at`), `duplicate` (its transaction id is already stored), `buffered` or `failed`.
-    """
-
-    status: str
-    index: int = 0
-    transaction_id: str = ""
-    message_id: str | None = None
-    partition_id: str | None = None
-    trace_id: str | None = None
-    error: str | None = None
-    deliver_at: datetime | None = msgspec.field(name="deliverAt", default=None)
-
-
-class Acked(msgspec.Struct, rename="camel", eq=False):
-    """The result of one acknowledgement. If it did not succeed, `error` has the reason."""
-
-    transaction_id: str
-    success: bool
-    index: int = 0
-    error: str | None = None
-    queue_name: str | None = None
-    partition_name: str | None = None
-    lease_released: bool | None = None
-    dlq: bool = False
-
-
 class Retry(Exception):
     """Raise it in a consumer to have the message delivered again after `delay` seconds, without
     counting an attempt.

@@ -29,17 +29,10 @@ from penstock.client import tracing
 from penstock.client.brokers import Brokers, check, understood
 from penstock.client.items import Item, ack_item, new_item, storable
 from penstock.client.leases import LeaseKeeper
-from penstock.client.messages import (
-    Acked,
-    AckStatus,
-    Address,
-    Message,
-    Popped,
-    Pushed,
-    Received,
-    bind,
-)
+from penstock.client.messages import AckStatus, Address, Message, Popped, Received, bind
 from penstock.client.transactions import Transaction
+from penstock.contract import operations
+from penstock.contract.deliveries import Acked, Later, Pushed
 from penstock.errors import AckRefused, Conflict, InvalidRequest, QueueFull, Unavailable
 from penstock.net.http import HttpAnswer
 from penstock.protocol.names import QUEUE_MODE
@@ -90,15 +83,11 @@ class _Refused(msgspec.Struct):
     results: list[Pushed] = []
 
 
-class _Later(msgspec.Struct):
-    pushed: bool = False
-
-
 class _Acknowledged(msgspec.Struct):
     acknowledged: list[Acked]
 
 
-_refused, _later = msgspec.json.Decoder(_Refused), msgspec.json.Decoder(_Later)
+_refused, _later = msgspec.json.Decoder(_Refused), msgspec.json.Decoder(Later)
 _acknowledged = msgspec.json.Decoder(_Acknowledged)
 
 
@@ -208,7 +197,11 @@ class QueueClient:
         with tracing.sending(list(items)) as sent:
             body["items"] = sent
             answer = await self._brokers.ask(
-                "POST", "/api/v1/push", msgspec.json.encode(body), again=True, retry_for=retry_for
+                operations.PUSH.method,
+                operations.PUSH.path,
+                msgspec.json.encode(body),
+                again=operations.PUSH.repeatable,
+                retry_for=retry_for,
             )
         if answer.status == 429:
             refused = understood(_refused.decode, answer.body)
@@ -512,7 +505,7 @@ class QueueClient:
     async def _acked(self, answers: Sequence[tuple[Received, Answer]], group: str) -> list[Acked]:
         try:
             reply = await self._brokers.ask(
-                "POST", "/api/v1/ack/batch", _acks_body(answers, group), again=True
+                operations.ACK.method, operations.ACK.path, _acks_body(answers, group), again=True
             )
             check(reply)
         finally:  # nobody works on these any more: leased they would not come again
@@ -558,8 +551,7 @@ class QueueClient:
             "traceNames": list(names) or None,
             "data": encode_payload(data),
         }
-        answer = await self._brokers.json(dict[str, Any], "POST", "/api/v1/traces", body=body)
-        return str(answer["traceId"])
+        return (await self._brokers.call(operations.ADD_TRACE, body=body)).trace_id
 
 
 async def received_late(fetch: "asyncio.Future[list[Message]]") -> list[Message]:

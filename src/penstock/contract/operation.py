@@ -30,10 +30,13 @@ class Operation(Generic[A]):
     summary: str
     _: KW_ONLY
     tag: str = ""
+    also: tuple[str, ...] = ()  # further paths of it
     query: Any = None  # a struct with one field per parameter
     body: Any = None  # a type for msgspec, `| None` if it may be empty; bytes: the body as it is
     decode: bool = True  # False: the handler decodes the body
     status: int = 200
+    may_be_empty: bool = False  # 204 without a body is another answer
+    answer_type: str = "application/json"
     role: Role | None = None  # None: read-only for GET, else read-write
     audit: Audited | None = None
     again: bool | None = None  # a client may repeat it; None: all methods but POST
@@ -43,7 +46,7 @@ class Operation(Generic[A]):
         return self.method != "POST" if self.again is None else self.again
 
     def at(self, *names: str) -> str:
-        """The path with its parameters filled in, in order."""
+        """Return the path with its parameters filled in, in order."""
         given = iter(names)
         return "/".join(
             quote(next(given), safe="") if part.startswith("{") else part
@@ -59,16 +62,22 @@ class Section:
     base: str
 
     def get(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
-        return Operation("GET", self.base + path, answer, summary, tag=self.tag, **about)
+        return self._operation("GET", path, answer, summary, about)
 
     def post(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
-        return Operation("POST", self.base + path, answer, summary, tag=self.tag, **about)
+        return self._operation("POST", path, answer, summary, about)
 
     def put(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
-        return Operation("PUT", self.base + path, answer, summary, tag=self.tag, **about)
+        return self._operation("PUT", path, answer, summary, about)
 
     def patch(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
-        return Operation("PATCH", self.base + path, answer, summary, tag=self.tag, **about)
+        return self._operation("PATCH", path, answer, summary, about)
 
     def delete(self, path: str, answer: type[A], summary: str, **about: Any) -> Operation[A]:
-        return Operation("DELETE", self.base + path, answer, summary, tag=self.tag, **about)
+        return self._operation("DELETE", path, answer, summary, about)
+
+    def _operation(
+        self, method: str, path: str, answer: type[A], summary: str, about: dict[str, Any]
+    ) -> Operation[A]:
+        about["also"] = tuple(self.base + further for further in about.get("also", ()))
+        return Operation(method, self.base + path, answer, summary, tag=self.tag, **about)

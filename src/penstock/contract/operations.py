@@ -5,7 +5,14 @@ Operations of Queen MQ's dialect that Penstock itself does not use are in `penst
 
 from types import NoneType
 
-from penstock.contract import queries
+from penstock.contract import deliveries, queries, topics
+from penstock.contract.buffers import (
+    BufferStatus,
+    MaintenanceAnswer,
+    PopMaintenanceAnswer,
+    Retried,
+    Switch,
+)
 from penstock.contract.consumers import Consumers, ConsumersReport, Reported
 from penstock.contract.dead_letters import DeadLetters, Purged, Requeued
 from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
@@ -29,6 +36,7 @@ from penstock.contract.pipelines import (
     PipelineReport,
     PipelineStatus,
     PipelineWish,
+    TopicMove,
     TopicRolled,
 )
 from penstock.contract.queues import (
@@ -54,6 +62,7 @@ from penstock.contract.routes import (
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
 from penstock.contract.tasks import AuditPage, BackgroundTask, TaskList
 from penstock.protocol.queue_options import QueueOptions
+from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role
 
 # fmt: off (a table: path, answer, summary; then what else there is to say)
@@ -108,6 +117,60 @@ CLEAR_QUEUE = _queues.delete(
     query=queries.ClearQuery,
     role=Role.ADMIN,
     audit=Audited("queue.clear", answer=("deleted",)),
+)
+
+_deliveries = Section("queues", "/api/v1")
+PUSH = _deliveries.post(
+    "/push",
+    deliveries.PushAnswer,
+    "Push messages to one or more queues",
+    body=deliveries.PushBody,
+    decode=False,
+    status=201,
+    again=True,  # its transaction ids make it safe
+)
+_POP_FROM = "/pop/queue/{queue}"
+_POP_ALSO = ("/pop", "/pop/queue/{queue}/partition/{partition}")
+POP = _deliveries.get(
+    _POP_FROM,
+    deliveries.PopAnswer,
+    "Pop messages from a queue, from one of its partitions, or from any queue of a namespace or"
+    " task",
+    also=_POP_ALSO,
+    query=deliveries.PopQuery,
+    role=Role.READ_WRITE,
+    may_be_empty=True,
+)
+ACK_AND_POP = _deliveries.post(
+    _POP_FROM,
+    deliveries.ExchangeAnswer,
+    "Acknowledge messages, then pop the next ones",
+    also=_POP_ALSO,
+    query=deliveries.PopQuery,
+    body=deliveries.AckBatchBody,
+    decode=False,
+)
+ACK = _deliveries.post(
+    "/ack/batch",
+    list[deliveries.Acked],
+    "Acknowledge messages, each with its own status: completed, failed, retry or dlq",
+    body=deliveries.AckBatchBody,
+    decode=False,
+    again=True,
+)
+EXTEND_LEASE = _deliveries.post(
+    "/lease/{lease}/extend",
+    list[deliveries.ExtendAnswer],
+    "Extend a lease",
+    body=deliveries.ExtendBody | None,
+    again=True,
+)
+COMMIT_TRANSACTION = _deliveries.post(
+    "/transaction",
+    deliveries.TransactionAnswer,
+    "Push and acknowledge messages in one transaction: all of it or nothing",
+    body=deliveries.TransactionBody,
+    decode=False,
 )
 
 _messages = Section("messages", "/api/v1/messages")
@@ -178,7 +241,7 @@ SEEK = _groups.post(
     audit=_SOUGHT,
     again=True,
 )
-SEEK_PARTITION = _groups.post(
+SEEK_PARTITION = Section("queen", "/api/v1/consumer-groups").post(
     "/{group}/queues/{queue}/partitions/{partition}/seek",
     Seek,
     "Move a group to the end of one partition",
@@ -293,6 +356,22 @@ DELETE_ROUTE = _routes.delete(
     role=Role.ADMIN,
     audit=Audited("route.delete"),
     again=False,
+)
+TAKE_OTLP = Section("export", "").post(
+    "/v1/{signal}",
+    NoneType,
+    "Take OTLP/HTTP (traces, metrics or logs) into the route whose source names the signal, or into"
+    " the named route",
+    also=("/api/v1/routes/{name}/v1/{signal}",),
+    body=bytes,
+    answer_type="application/x-protobuf",
+)
+TAKE_SAMPLES = Section("export", "/api/v1").post(
+    "/write",
+    NoneType,
+    "Take Prometheus remote write into the route whose source names it, or into the named route",
+    also=("/routes/{name}/write",),
+    body=bytes,
 )
 PUSH_TO_ROUTE = _routes.post(
     "/{name}/push", RoutePushed, "Add records to the route's send queue", status=201
@@ -420,6 +499,64 @@ SET_ARCHIVED_OFFSET = Section("internal", "/topics").put(
 )
 
 _topics = Section("topics", "/topics")
+LIST_TOPICS = _topics.get(
+    "",
+    topics.TopicListing,
+    "List topic names, or with `details=true` topics with their sizes and rates",
+    query=topics.TopicsQuery,
+)
+CREATE_TOPIC = _topics.post(
+    "/{topic}",
+    topics.Created,
+    "Create a topic. Its format and placement are those of the settings unless given",
+    query=topics.CreateQuery,
+    status=201,
+    audit=Audited("topic.create"),
+)
+DELETE_TOPIC = _topics.delete(
+    "/{topic}",
+    topics.Created,
+    "Delete a topic and its records",
+    role=Role.ADMIN,
+    audit=Audited("topic.delete"),
+)
+GET_TOPIC = _topics.get(
+    "/{topic}", topics.TopicDetails, "A topic with its offsets, size and segments"
+)
+PRODUCE = _topics.post(
+    "/{topic}/produce",
+    topics.RecordsProduced,
+    "Append one record, or several as one batch",
+    query=topics.PartitionQuery,
+    body=topics.ProduceBody,
+    decode=False,
+    status=201,
+)
+CONSUME = _topics.get(
+    "/{topic}/consume",
+    list[RecordMessage],
+    "Read records from an offset",
+    query=topics.ConsumeQuery,
+)
+GET_NEXT_OFFSET = _topics.get(
+    "/{topic}/next_offset",
+    topics.TopicNextOffset,
+    "The offset that the next record will get",
+    query=topics.PartitionQuery,
+)
+GET_OFFSET_AT = _topics.get(
+    "/{topic}/offset",
+    topics.OffsetAt,
+    "The offset of the first record appended at or after a time",
+    query=topics.AtQuery,
+)
+STREAM_TOPIC = _topics.get(
+    "/{topic}/stream",
+    NoneType,
+    "Follow a topic as server-sent events. Waits for a topic that does not exist yet",
+    query=topics.StreamQuery,
+    answer_type="text/event-stream",
+)
 SET_TOPIC_POLICY = _topics.put(
     "/{topic}/policy",
     CleanupPolicy,
@@ -429,9 +566,123 @@ SET_TOPIC_POLICY = _topics.put(
     role=Role.ADMIN,
     audit=Audited("topic.policy", body=("policy",)),
 )
+MOVE_TOPIC = _topics.post(
+    "/{topic}/move",
+    TopicMove,
+    "Turn a local topic into a shared one in the background; offsets are kept",
+    status=202,
+    role=Role.ADMIN,
+    audit=Audited("topic.move"),
+    again=True,
+)
+GET_TOPIC_MOVE = _topics.get("/{topic}/move", TopicMove, "How far the move of a topic is")
 ROLL_TOPIC = _topics.post(
     "/{topic}/roll",
     TopicRolled,
     "Seal the active segment; only sealed segments can be archived, deleted or compacted",
     audit=Audited("topic.roll"),
+)
+
+_topic_groups = Section("topics", "/topics/{topic}/groups")
+LIST_TOPIC_GROUPS = _topic_groups.get(
+    "", list[topics.GroupWithAge], "List the consumer groups of a topic"
+)
+GET_TOPIC_GROUP = _topic_groups.get(
+    "/{group}", topics.GroupDetails, "Committed offset, lag and leases of a group"
+)
+DELETE_TOPIC_GROUP = _topic_groups.delete(
+    "/{group}",
+    topics.TopicGroupDeleted,
+    "Delete a consumer group of a topic",
+    role=Role.ADMIN,
+    audit=Audited("topic-group.delete"),
+)
+COMMIT_TOPIC_GROUP = _topic_groups.post(
+    "/{group}/commit", topics.Committed, "Set a group's committed offset", body=topics.CommitBody
+)
+RESET_TOPIC_GROUP = _topic_groups.post(
+    "/{group}/reset",
+    topics.ResetTo,
+    "Move a group to an offset, a time, or the beginning or end of the topic; with `dryRun`, only"
+    " count the records affected",
+    body=topics.Reset,
+    audit=Audited("topic-group.reset", answer=("dryRun", "before", "committed", "lag")),
+)
+LEASE_RECORDS = _topic_groups.post(
+    "/{group}/lease",
+    topics.Leased,
+    "Lease a range of records to a member of the group",
+    body=topics.LeaseBody,
+    may_be_empty=True,
+)
+COMPLETE_RECORDS = _topic_groups.post(
+    "/{group}/complete",
+    topics.Committed,
+    "Complete a leased range of records",
+    body=topics.LeaseId,
+)
+RENEW_RECORDS = _topic_groups.post(
+    "/{group}/renew", topics.Leased, "Renew the lease on a range of records", body=topics.LeaseId
+)
+
+_scrub = Section("topics", "/api/v1/scrub")
+GET_SCRUB = _scrub.get("", topics.ScrubStatus, "Progress of the checksum scan over sealed segments")
+START_SCRUB = _scrub.post(
+    "",
+    topics.ScrubStatus,
+    "Verify the checksums of all sealed segments now",
+    status=202,
+    role=Role.ADMIN,
+    audit=Audited("topic.scrub"),
+)
+_tier = Section("topics", "/api/v1/tier")
+GET_TIER = _tier.get(
+    "", topics.TierStatus, "Which part of the topics is in the object store, and its lag"
+)
+FLUSH_TIER = _tier.post(
+    "/flush",
+    topics.TierStatus,
+    "Seal the active segments of all topics and copy them to the object store now",
+    status=202,
+    role=Role.ADMIN,
+    audit=Audited("topic.tier-flush"),
+)
+
+_buffer = Section("buffer", "/api/v1")
+GET_BUFFER = _buffer.get(
+    "/status/buffers", BufferStatus, "Events buffered on disk, and the progress of their replay"
+)
+REPLAY_BUFFER = _buffer.post(
+    "/buffers/replay",
+    BufferStatus,
+    "Replay the buffer now",
+    role=Role.ADMIN,
+    audit=Audited("buffer.replay"),
+)
+RETRY_FAILED_EVENTS = _buffer.post(
+    "/buffers/retry-failed",
+    Retried,
+    "Retry the events in `failed/` now",
+    role=Role.ADMIN,
+    audit=Audited("buffer.retry", answer=("tried", "failed")),
+)
+_MAINTENANCE = "/system/maintenance"
+GET_MAINTENANCE = _buffer.get(
+    _MAINTENANCE, MaintenanceAnswer, "Whether the maintenance modes are on", role=Role.ADMIN
+)
+SWITCH_MAINTENANCE = _buffer.post(
+    _MAINTENANCE,
+    MaintenanceAnswer,
+    "Turn maintenance mode on or off; while it is on, pushes go to the buffer",
+    body=Switch,
+    role=Role.ADMIN,
+    audit=Audited("maintenance.push", body=("enabled",)),
+)
+SWITCH_POP_MAINTENANCE = _buffer.post(
+    f"{_MAINTENANCE}/pop",
+    PopMaintenanceAnswer,
+    "Turn pop maintenance mode on or off; while it is on, pops return no messages",
+    body=Switch,
+    role=Role.ADMIN,
+    audit=Audited("maintenance.pop", body=("enabled",)),
 )

@@ -1,4 +1,4 @@
-"""Runs tasks: several threads, each takes a task, runs it and acknowledges it.
+"""Run tasks: several threads, each takes a task, runs it and acknowledges it.
 
 A task whose worker dies is delivered again when its lease ends. Leases of running tasks are
 renewed. A task that was finished before its acknowledgement arrived is not run again: its row says
@@ -33,7 +33,7 @@ from penstock.protocol.names import QUEUE_MODE
 log = logging.getLogger("penstock.django")
 
 WAIT_SECONDS = 30.0  # that a pop waits at the broker
-GLANCE_SECONDS = 0.5  # between looks whether the worker has to stop
+GLANCE_SECONDS = 0.5  # between checks whether the worker has to stop
 ABANDON_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
 OPTIONS = {
@@ -217,7 +217,7 @@ class TaskWorker:
 
 
 def _normalized(value: Any) -> Any:
-    """The value as JSON has it. Raises `TypeError` for what JSON has not."""
+    """Return the value as JSON has it. Raises `TypeError` if JSON cannot express it."""
     normalize = import_string(
         f"{framework.Task.__module__.rpartition('.')[0]}.utils.normalize_json"
     )

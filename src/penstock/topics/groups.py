@@ -23,8 +23,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
+from penstock.contract.topics import GroupDetails, LeaseDetails, MemberDetails
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound
 from penstock.io.fs import DISK, Fs
 from penstock.io.tasks import in_pool
@@ -83,37 +82,6 @@ class Cursor:
             self.committed = max(self.committed, heappop(self.done)[1])
         self.next = max(self.next, self.committed)
         return self.committed != before
-
-
-class LeaseDetails(msgspec.Struct):
-    """A range of records that a member holds."""
-
-    lease: str
-    member: str
-    start: int
-    end: int
-    expires_in: float  # seconds
-
-
-class MemberDetails(msgspec.Struct):
-    """A member of a group of Kafka clients, and the partitions of the topic that it has."""
-
-    member: str
-    client: str
-    host: str
-    partitions: list[int]
-
-
-class GroupDetails(msgspec.Struct):
-    """A group on one topic: its members lease ranges, or divide partitions (Kafka clients)."""
-
-    group: str
-    topic: str
-    committed: int  # the next offset that it reads
-    lag: int
-    leases: list[LeaseDetails]
-    members: list[MemberDetails]
-    metadata: str  # what a Kafka client keeps with its commit
 
 
 class Groups:

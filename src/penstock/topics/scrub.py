@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.contract.topics import Pass, ScrubStatus
 from penstock.errors import Damaged, StorageError, StorageFailed
 from penstock.io.tasks import cancelled, supervised
 from penstock.log.context import Context
@@ -46,17 +47,6 @@ CANNOT_CHECK = (Damaged, StorageFailed, OSError, ValueError, LookupError, Arithm
 CPU_SHARE = 0.2  # of one core, at most: small batches cost more time than their bytes say
 
 
-class Pass(msgspec.Struct, kw_only=True):
-    """Progress of one scan. Times are seconds since 1970."""
-
-    started: float
-    finished: float | None = None
-    segments: int = 0
-    bytes: int = 0  # of data
-    unchecked_bytes: int = 0  # that no checksum covers
-    findings: int = 0  # that were not known before
-
-
 class ScrubState(msgspec.Struct, kw_only=True):
     """The contents of `scrub.json`."""
 
@@ -66,18 +56,6 @@ class ScrubState(msgspec.Struct, kw_only=True):
     # it
     topic: str = ""
     base: int = -1
-
-
-class ScrubStatus(msgspec.Struct):
-    running: bool
-    interval: float  # seconds from one pass to the next; 0: only when asked
-    rate: int  # bytes per second
-    topic: str | None  # where the pass that runs is
-    base: int | None
-    sealed_bytes: int
-    current: Pass | None
-    last: Pass | None
-    next: float | None  # when the next pass is due
 
 
 class Scrub:

@@ -16,8 +16,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from penstock.contract.topics import TierStatus
 from penstock.errors import Conflict, Damaged, NotFound, PenstockError, StorageFailed
 from penstock.io.tasks import P, T, cancelled, in_pool, supervised
 from penstock.log.context import Context
@@ -47,19 +46,6 @@ CLOCK_ERROR = 60_000_000  # microseconds: a time further ahead is ignored
 STOP_SECONDS = 10.0  # for the state of a clean stop
 COLLECT_SECONDS = 600.0  # between two looks for garbage
 DIRECTORY, CACHE, DELETED = "topic-tier", "topic-tier-cache", "deleted"
-
-
-class TierStatus(msgspec.Struct):
-    address: str
-    owner: bool  # this broker may write to it
-    problem: str | None  # why nothing is copied at the moment
-    topic_problems: dict[str, str]  # the same for single topics, by name
-    tier_bytes: int
-    local_bytes: int
-    pending_bytes: int  # not copied yet
-    lag_seconds: float
-    passes: int  # that went through
-    adopted: dict[str, Any] | None  # the report of an adoption, if this broker began so
 
 
 class Tier:

@@ -81,6 +81,7 @@ class HttpRoute:
     summary: str = ""
     tag: str = ""
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
+    variant_of: str = ""  # the path that it is another form of
     hidden: bool = False  # not in the OpenAPI document
     media: tuple[str, ...] = ()  # types of the body that it takes besides JSON
     packed: bool = False  # the handler gets the body as it came, with its Content-Encoding
@@ -137,14 +138,31 @@ def serves(operation: Operation[Any], **about: Any) -> Callable[[_Method], _Meth
     bodies = _kinds(operation.body)
     given = {
         name: getattr(operation, name)
-        for name in ("summary", "tag", "query", "decode", "status", "role", "audit")
+        for name in (
+            "summary",
+            "tag",
+            "query",
+            "decode",
+            "status",
+            "role",
+            "audit",
+            "may_be_empty",
+            "answer_type",
+        )
     }
     if operation.answer is NoneType:
-        given["status"] = 204
+        given["status"] = 204 if operation.answer_type == "application/json" else 200
     else:
         given["answer"] = operation.answer
     given |= {"body": bodies[0], "body_optional": NoneType in bodies}
-    return route(operation.method, operation.path, **given | about)
+    given |= about
+
+    def declare(method: _Method) -> _Method:
+        for path in reversed(operation.also):
+            route(operation.method, path, **given, variant_of=operation.path)(method)
+        return route(operation.method, operation.path, **given)(method)
+
+    return declare
 
 
 def routes_of(*apis: Api) -> list[HttpRoute]:

@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import Forbidden, NotFound, PenstockError, Unavailable
+from penstock.errors import Forbidden, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.protocol.names import check_name, partition_label, split_label
 from penstock.protocol.roles import Role
 from penstock.topics.assigned_groups import Joining, MemberRefused, Membership, Refusal
@@ -21,10 +21,15 @@ from penstock.wire.kafka.node import Node
 
 GROUP_KEY = 0  # the kind of coordinator that is looked for; 1 is that of transactions
 MAX_NOTE = 4096  # bytes of the metadata of a commit, as in Kafka
-OFFSET_METADATA_TOO_LARGE = 12
+
+
+class InvalidGroup(InvalidRequest):
+    """A group's name is empty, too long or has characters that names do not have."""
 
 
 def group_code(error: BaseException) -> int:
+    if isinstance(error, InvalidGroup):
+        return Code.INVALID_GROUP_ID
     if isinstance(error, MemberRefused):
         return Code[error.refusal.name]
     if isinstance(error, NotCoordinator):
@@ -150,7 +155,10 @@ class GroupRequests:
 
     def _check(self, connection: KafkaConnection, group: str) -> None:
         self._access.require(connection, Role.READ_WRITE)
-        check_name(group, "group")
+        try:
+            check_name(group, "group")
+        except InvalidRequest as error:
+            raise InvalidGroup(str(error)) from None
 
     # Committed offsets
 
@@ -207,7 +215,7 @@ class GroupRequests:
         """Set an offset of a local topic; that of a shared one is added to `shared`."""
         note = one.committed_metadata or ""
         if len(note.encode()) > MAX_NOTE:
-            return OFFSET_METADATA_TOO_LARGE
+            return Code.OFFSET_METADATA_TOO_LARGE
         try:
             log = self._topics.partition(topic, one.partition_index)
             if isinstance(log, SharedLog):

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from penstock.buffer import Buffer
+from penstock.contract.deliveries import PushItem
 from penstock.errors import InvalidRequest, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
@@ -16,7 +17,7 @@ from penstock.queues.streams import Cycle, CycleAck
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit
-from penstock.wire.http.api.pushes import PushItem, push_answers, received
+from penstock.wire.http.api.pushes import push_answers, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, failure_response, json_response
 from penstock.wire.http.routes import route

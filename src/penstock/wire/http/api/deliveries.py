@@ -6,20 +6,32 @@ Payloads pass through as bytes: a pop splices them into the answer, nobody looks
 import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
 
 import msgspec
 
+from penstock.contract import operations
+from penstock.contract.deliveries import (
+    AckBatchBody,
+    AckBody,
+    Acked,
+    AckItem,
+    ExchangeAnswer,
+    ExtendAnswer,
+    ExtendBody,
+    PopAnswer,
+    PopQuery,
+    StrictAckBatchBody,
+    StrictAckBody,
+)
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
-from penstock.queues.types import Ack, AckOutcome, Delivered, Extended, PopOutcome, PopRequest
-from penstock.wire.auth import Role
+from penstock.queues.types import Ack, AckOutcome, Extended, PopOutcome, PopRequest
 from penstock.wire.http.answers import milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Headers, Request, Response, error_response, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import route, serves
 
 _encode = msgspec.json.Encoder().encode
 DEFAULT_EXTENSION = 60  # seconds
@@ -31,74 +43,6 @@ NO_QUEUE = (("Empty-Reason", "no such queue"),)
 NO_PARTITION = (("Empty-Reason", "no such partition"),)
 
 
-class PopQuery(msgspec.Struct, rename="camel", frozen=True):
-    batch: int | None = None
-    wait: bool = False
-    timeout: int | None = None
-    consumer_group: str | None = None
-    auto_ack: bool = False
-    partitions: int | None = None
-    subscription_mode: str | None = None
-    subscription_from: str | None = None
-    namespace: str | None = None
-    task: str | None = None
-    autopilot: bool = False
-
-    refuse_misspelled: ClassVar = True  # a pop without its group takes messages of another one
-
-
-class AckItem(msgspec.Struct, rename="camel", gc=False):
-    transaction_id: str
-    partition_id: str
-    lease_id: str | None = None
-    status: str | None = None
-    error: str | None = None
-    worker: str | None = None  # the consumer's name, shown in the life of a message that failed
-    delay: float | None = None  # failed, retry: seconds before the message is delivered again
-    max_attempts: int | None = None  # failed: of this message; default: the queue's
-
-
-class AckBody(AckItem, rename="camel"):
-    consumer_group: str | None = None
-
-    texts: ClassVar = {
-        "transactionId": "transactionId is required",
-        "partitionId": "partitionId is required to ensure message uniqueness",
-    }
-
-
-class AckBatchBody(msgspec.Struct, rename="camel"):
-    acknowledgments: list[AckItem]
-    consumer_group: str | None = None
-
-    texts: ClassVar = {
-        "acknowledgments": "acknowledgments array is required",
-        "transactionId": "Each acknowledgment must have a valid transactionId string",
-        "partitionId": "Each acknowledgment must have a valid partitionId string "
-        "to ensure message uniqueness",
-    }
-
-
-class ExtendBody(msgspec.Struct):
-    seconds: int | None = None
-
-    texts: ClassVar = {"seconds": "seconds must be a whole number"}
-
-
-class StrictAckItem(AckItem, gc=False, forbid_unknown_fields=True):
-    """An acknowledgement without other fields."""
-
-
-class StrictAckBody(AckBody, forbid_unknown_fields=True):
-    """A body without other fields."""
-
-
-class StrictAckBatchBody(AckBatchBody, forbid_unknown_fields=True):
-    """A body without other fields."""
-
-    acknowledgments: list[StrictAckItem]  # type: ignore[assignment]
-
-
 read_ack = body_decoder(AckBody, strict=StrictAckBody)
 read_acks = body_decoder(AckBatchBody, strict=StrictAckBatchBody)
 
@@ -108,56 +52,6 @@ def _seconds(milliseconds: int) -> float:
     return min(max(0, milliseconds), MAX_WAIT_MS) / 1000
 
 
-class PopAnswer(msgspec.Struct, rename="camel"):
-    success: bool
-    queue: str | None
-    partition: str
-    partition_id: str
-    lease_id: str
-    consumer_group: str
-    partitions_claimed: int
-    messages: list[Delivered]
-
-
-class AckAnswer(msgspec.Struct, rename="camel", gc=False):
-    index: int
-    transaction_id: str
-    success: bool
-    error: str | None
-    queue_name: str | None
-    partition_name: str | None
-    lease_released: bool | None
-    dlq: bool
-
-
-class ExchangeAnswer(PopAnswer, rename="camel"):
-    acknowledged: list[AckAnswer]
-
-
-class ExtendAnswer(msgspec.Struct, rename="camel"):
-    index: int
-    lease_id: str
-    success: bool
-    error: str | None
-    expires_at: str | None
-
-
-_POP: dict[str, Any] = {
-    "query": PopQuery,
-    "answer": PopAnswer,
-    "role": Role.READ_WRITE,
-    "gzip": False,
-    "may_be_empty": True,
-}
-_EXCHANGE: dict[str, Any] = {
-    "query": PopQuery,
-    "body": AckBatchBody,
-    "answer": ExchangeAnswer,
-    "role": Role.READ_WRITE,
-    "gzip": False,
-}
-
-
 class DeliveriesApi:
     tag = "queues"
 
@@ -165,42 +59,11 @@ class DeliveriesApi:
         self._queues = queues
         self._limit = ItemLimit(queues.settings.max_items)
 
-    @route(
-        "GET", "/api/v1/pop", summary="Pop messages from any queue of a namespace or task", **_POP
-    )
-    @route(
-        "GET",
-        "/api/v1/pop/queue/{queue}",
-        summary="Pop messages from any partition of a queue",
-        **_POP,
-    )
-    @route(
-        "GET",
-        "/api/v1/pop/queue/{queue}/partition/{partition}",
-        summary="Pop messages from one partition",
-        **_POP,
-    )
+    @serves(operations.POP, gzip=False)
     async def pop(self, request: Request) -> Response:
         return await self._pop(request)
 
-    @route(
-        "POST",
-        "/api/v1/pop",
-        summary="Acknowledge messages, then pop from any queue of a namespace or task",
-        **_EXCHANGE,
-    )
-    @route(
-        "POST",
-        "/api/v1/pop/queue/{queue}",
-        summary="Acknowledge messages, then pop the next ones from any partition of a queue",
-        **_EXCHANGE,
-    )
-    @route(
-        "POST",
-        "/api/v1/pop/queue/{queue}/partition/{partition}",
-        summary="Acknowledge messages, then pop the next ones from one partition",
-        **_EXCHANGE,
-    )
+    @serves(operations.ACK_AND_POP, gzip=False)
     async def exchange(self, request: Request) -> Response:
         self._limit.check_body(request.body)
         body = read_acks(request.body)
@@ -276,7 +139,7 @@ class DeliveriesApi:
             consumer=request.peer,
         )
 
-    @route("POST", "/api/v1/ack", body=AckBody, answer=list[AckAnswer])
+    @route("POST", "/api/v1/ack", tag="queen", body=AckBody, answer=list[Acked])
     async def ack(self, request: Request) -> Response:
         """Acknowledge one message: completed, failed, retry or dlq."""
         body = read_ack(request.body)
@@ -284,25 +147,23 @@ class DeliveriesApi:
         acked = await self._queues.ack([_ack(body, group, request.who)])
         return Response(200, _encode(ack_answers(acked)))
 
-    @route("POST", "/api/v1/ack/batch", body=AckBatchBody, answer=list[AckAnswer])
+    @serves(operations.ACK)
     async def acks(self, request: Request) -> Response:
-        """Acknowledge several messages, each with its own status."""
         self._limit.check_body(request.body)
         body = read_acks(request.body)
         group = body.consumer_group or QUEUE_MODE
         acked = await self._queues.ack(
             await self._many_acks(body.acknowledgments, group, request.who)
         )
-        answers: list[AckAnswer] = []
+        answers: list[Acked] = []
         for begin in range(0, len(acked), SLICE):
             if begin:
                 await asyncio.sleep(0)
             answers += ack_answers(acked[begin : begin + SLICE], begin)
         return Response(200, _encode(answers))
 
-    @route("POST", "/api/v1/lease/{lease}/extend", answer=list[ExtendAnswer])
+    @serves(operations.EXTEND_LEASE)
     async def extend(self, lease: str, body: ExtendBody | None) -> Response:
-        """Extend a lease."""
         seconds = DEFAULT_EXTENSION if body is None or body.seconds is None else body.seconds
         return extend_answer(await self._queues.extend(lease, seconds), alone=body is None)
 
@@ -327,12 +188,12 @@ def _ack(item: AckItem, group: str, who: str) -> Ack:
     )
 
 
-def ack_answers(results: Sequence[AckOutcome], first: int = 0) -> list[AckAnswer]:
+def ack_answers(results: Sequence[AckOutcome], first: int = 0) -> list[Acked]:
     return [
-        AckAnswer(
-            index,
+        Acked(
             result.transaction_id,
             result.success,
+            index,
             result.error,
             result.queue,
             result.partition,

@@ -6,92 +6,34 @@ through the buffer, which stands in front of the database.
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+from typing import cast
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.buffer import Buffer
+from penstock.contract import operations
+from penstock.contract.deliveries import (
+    Item,
+    ItemOutcome,
+    Later,
+    PushBody,
+    PushItem,
+    StrictPushBody,
+)
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.times import time_field
-from penstock.queues.types import MAX_DELAY_SECONDS, Item, ItemOutcome
+from penstock.queues.types import MAX_DELAY_SECONDS
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, error_response, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import serves
 
-NULL = msgspec.Raw(b"null")
-# milliseconds: a larger number is in the wrong unit and would mean years
 MAX_BUFFER_MS = 3_600_000
 _encode = msgspec.json.Encoder().encode
 ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # an outcome that is the answer as it is
-# Left as text and checked with those of the whole request (`headers.checked`).
-HeadersText = Annotated[
-    msgspec.Raw | msgspec.UnsetType,
-    msgspec.Meta(
-        extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "string"}}
-    ),
-]
-
-
-BROKERS_OWN = ("producer", "fresh", "key_id", "due")  # fields that no request may set
-if TYPE_CHECKING:
-    Partition = str
-else:
-    Partition = str | None  # `received` puts the default in place of null
-
-
-def _json_name(field: str) -> str:
-    """camelCase; `_` before a name hides it from the API's description."""
-    first, *others = field.split("_")
-    return "_" * (field in BROKERS_OWN) + first + "".join(map(str.capitalize, others))
-
-
-class PushItem(Item, rename=_json_name, gc=False):
-    """An item as a request carries it: the body decodes straight into the engine's struct, and
-    `received` finishes it. The fields of the broker take nothing but null from a body.
-    """
-
-    payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
-    partition: Partition = DEFAULT_PARTITION
-    headers: HeadersText = UNSET  # type: ignore[assignment]
-    producer: None = None
-    fresh: None = None  # type: ignore[assignment]
-    key_id: None = None
-    due: None = None
-    delay: float | None = None
-    deliver_at: str | None = None
-
-
-class PushBody(msgspec.Struct, rename="camel"):
-    items: list[PushItem]
-    buffer_ms: int | None = None
-    buffer_max: int | None = None
-
-    texts: ClassVar = {
-        "items": "items array is required",
-        "queue": "Queue must be a string",
-        "partition": "Partition must be a string",
-        "transactionId": "TransactionId must be a string",
-        "traceId": "TraceId must be a string",
-        "delay": "delay must be a number of seconds",
-        "deliverAt": "deliverAt must be an ISO 8601 time",
-        "ordering": "ordering must be partition or none",
-    }
-
-
-class StrictPushItem(PushItem, gc=False, forbid_unknown_fields=True):
-    """An item without other fields."""
-
-
-class StrictPushBody(PushBody, forbid_unknown_fields=True):
-    """A body without other fields."""
-
-    items: list[StrictPushItem]  # type: ignore[assignment]
-
-
 read_push = body_decoder(PushBody, strict=StrictPushBody)
 
 
@@ -106,27 +48,6 @@ class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
     error: str = ""
 
 
-class Later(msgspec.Struct, rename="camel"):
-    """The answer of a push with `bufferMs` or `bufferMax`."""
-
-    pushed: bool
-    qos0: bool
-    db_healthy: bool
-
-
-class PushAnswer(msgspec.Struct, omit_defaults=True):
-    """The result of one pushed item; which fields it has depends on `status`."""
-
-    index: int
-    status: str
-    message_id: str = ""
-    transaction_id: str = ""
-    partition_id: str = ""
-    trace_id: str | None = None
-    queue_name: str = msgspec.field(name="queueName", default="")
-    deliver_at: str = msgspec.field(name="deliverAt", default="")
-
-
 class PushesApi:
     tag = "queues"
 
@@ -134,9 +55,8 @@ class PushesApi:
         self._buffer = buffer
         self._limit = ItemLimit(max_items)
 
-    @route("POST", "/api/v1/push", body=PushBody, answer=list[PushAnswer] | Later, status=201)
+    @serves(operations.PUSH)
     async def push(self, request: Request) -> Response:
-        """Push messages to one or more queues."""
         self._limit.check_body(request.body)
         body = read_push(request.body)
         if len(body.items) <= SLICE:

@@ -7,16 +7,16 @@ from typing import Annotated
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from penstock.contract.topics import LeaseDetails, MemberDetails, PartitionQuery
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import split_label
 from penstock.protocol.records import RecordMessage, Text
 from penstock.protocol.times import epoch_seconds
-from penstock.topics.groups import Groups, LeaseDetails, MemberDetails
+from penstock.topics.groups import Groups
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.feed import messages_of
 from penstock.wire.http.answers import of
-from penstock.wire.http.api.topics import PartitionQuery
 from penstock.wire.http.routes import route
 
 PREVIEW = 300  # characters of a payload in a list; also whole groups of base64

@@ -5,11 +5,12 @@ committed.
 import msgspec
 
 from penstock.buffer import Buffer
+from penstock.contract.deliveries import PushItem
 from penstock.protocol.sink_claims import Batch, Claim, Claimed, Commit, Row, Task, Text
 from penstock.queues.admin.sinks import Sinks
 from penstock.queues.types import Item
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.pushes import PushItem, received
+from penstock.wire.http.api.pushes import received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route

@@ -10,8 +10,8 @@ import msgspec
 
 from penstock import __version__
 from penstock.broker import Broker
-from penstock.buffer.status import FileBuffer
 from penstock.contract.broker import BrokerReady, BrokerStatus
+from penstock.contract.buffers import FileBuffer
 from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.monitor import StateMetrics
@@ -86,7 +86,7 @@ class SystemApi:
         self._state = state
         self._workers = workers  # Unix sockets of the processes whose numbers belong to ours
 
-    @route("GET", "/", page=True)
+    @route("GET", "/", tag="internal", page=True)
     def welcome(self, request: Request) -> Welcome | Response:
         """Name and version of the server, and links to its documentation."""
         if "text/html" in (request.header("accept") or ""):  # a person with a browser
@@ -145,7 +145,7 @@ class SystemApi:
             return json_response(await self.metrics_json())
         return await self.prometheus()
 
-    @route("GET", "/metrics.json")
+    @route("GET", "/metrics.json", tag="queen")
     async def metrics_json(self) -> MetricsAnswer:
         """Metrics as JSON."""
         broker = self._broker
@@ -174,7 +174,7 @@ class SystemApi:
             metrics=samples,
         )
 
-    @route("GET", "/metrics/prometheus", answer_type=PROMETHEUS, answer=str)
+    @route("GET", "/metrics/prometheus", tag="queen", answer_type=PROMETHEUS, answer=str)
     async def prometheus(self) -> Response:
         """Metrics in Prometheus text format."""
         await self._state.fill()

@@ -10,11 +10,11 @@ form that the protocol wants: google.rpc.Status in the type of the request, or p
 """
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Executor
 
 import msgspec
 
+from penstock.contract import operations
 from penstock.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from penstock.export.manager import Exports
 from penstock.export.protobuf import text_field
@@ -29,9 +29,8 @@ from penstock.export.telemetry_request import (
 )
 from penstock.wire.http.compress import unpack
 from penstock.wire.http.messages import EMPTY, Headers, HttpHead, Request, Response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import serves
 
-ROUTE = "/api/v1/routes/{name}"
 RETRY_SECONDS = 5  # until an exporter that got a 503 tries again
 PLAIN = "text/plain; charset=utf-8"
 _MEDIA = (PROTOBUF, JSON)
@@ -61,22 +60,6 @@ def _for_exporters(status: int, headers: Headers) -> tuple[int, Headers]:
     return 503, (*headers, ("Retry-After", str(RETRY_SECONDS)))
 
 
-OTLP = {
-    "body": bytes,
-    "packed": True,
-    "answer_type": PROTOBUF,
-    "write_error": write_otlp_error,
-    "error_types": (PROTOBUF, JSON),
-}
-REMOTE_WRITE = {
-    "body": bytes,
-    "packed": True,
-    "status": 204,
-    "write_error": write_plain_error,
-    "error_types": (PLAIN,),
-}
-
-
 class TelemetryApi:
     tag = "export"
 
@@ -85,29 +68,13 @@ class TelemetryApi:
         self._pool = pool
         self._max_body = max_body  # also of a body that is unpacked
 
-    @route("POST", "/v1/{signal}", **OTLP)
-    async def take_otlp(self, request: Request, signal: str) -> Response:
-        """Take OTLP/HTTP (traces, metrics or logs) into the route whose source names the signal."""
-        return await self._otlp(request, signal, lambda: self._exports.taking(signal))
-
-    @route("POST", f"{ROUTE}/v1/{{signal}}", **OTLP)
-    async def take_otlp_by_name(self, request: Request, name: str, signal: str) -> Response:
-        """Take OTLP/HTTP (traces, metrics or logs) into this route."""
-        return await self._otlp(request, signal, lambda: self._named(name, "otlp"))
-
-    @route("POST", "/api/v1/write", **REMOTE_WRITE)
-    async def take_samples(self, request: Request) -> Response:
-        """Take Prometheus remote write into the route whose source names it."""
-        return await self._samples(request, lambda: self._exports.taking(SAMPLES))
-
-    @route("POST", f"{ROUTE}/write", **REMOTE_WRITE)
-    async def take_samples_by_name(self, request: Request, name: str) -> Response:
-        """Take Prometheus remote write into this route."""
-        return await self._samples(request, lambda: self._named(name, "remote_write"))
-
-    async def _otlp(
-        self, request: Request, signal: str, find: Callable[[], ExportRoute]
-    ) -> Response:
+    @serves(
+        operations.TAKE_OTLP,
+        packed=True,
+        write_error=write_otlp_error,
+        error_types=(PROTOBUF, JSON),
+    )
+    async def take_otlp(self, request: Request, signal: str, name: str | None) -> Response:
         if signal not in SIGNALS:
             raise NotFound(f"OTLP has no signal {signal[:40]!r}: {', '.join(SIGNALS)}")
         content_type, coding = _described(request)
@@ -118,10 +85,14 @@ class TelemetryApi:
         if coding not in ("", "gzip"):
             text = f"Content-Encoding {coding[:255]!r} is not supported, gzip is"
             return write_otlp_error(request.head, 415, text, (("Accept-Encoding", "gzip"),))
-        await self._store(find(), TelemetryRequest(signal, content_type, coding, request.body))
+        into = self._named(name, "otlp") if name else self._exports.taking(signal)
+        await self._store(into, TelemetryRequest(signal, content_type, coding, request.body))
         return Response(200, b"{}" if kind == JSON else b"", kind)
 
-    async def _samples(self, request: Request, find: Callable[[], ExportRoute]) -> Response:
+    @serves(
+        operations.TAKE_SAMPLES, packed=True, write_error=write_plain_error, error_types=(PLAIN,)
+    )
+    async def take_samples(self, request: Request, name: str | None) -> Response:
         content_type, coding = _described(request)
         # Version 2.0 is another message in the same type, named by a parameter.
         if media_type(content_type) != PROTOBUF or "write.v2" in content_type:
@@ -130,7 +101,8 @@ class TelemetryApi:
         if coding != "snappy":
             text = f"Content-Encoding is {coding[:255]!r}, and must be snappy"
             return write_plain_error(request.head, 415, text, ())
-        await self._store(find(), TelemetryRequest(SAMPLES, content_type, coding, request.body))
+        into = self._named(name, "remote_write") if name else self._exports.taking(SAMPLES)
+        await self._store(into, TelemetryRequest(SAMPLES, content_type, coding, request.body))
         return EMPTY
 
     def _named(self, name: str, takes: str) -> ExportRoute:

@@ -2,75 +2,31 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
-from penstock.contract.operation import Audited
+from penstock.contract import operations
+from penstock.contract.topics import (
+    CommitBody,
+    Committed,
+    GroupDetails,
+    GroupWithAge,
+    LeaseBody,
+    Leased,
+    LeaseId,
+    Reset,
+    ResetTo,
+    TopicGroupDeleted,
+)
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import epoch_seconds
-from penstock.topics.groups import GroupDetails, Groups, OffsetRange
+from penstock.topics.groups import Groups, OffsetRange
 from penstock.topics.shared.groups import SharedLease
 from penstock.topics.store import AnyLog, TopicStore
-from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import route, serves
 
 MAX_WAIT_SECONDS = 60.0  # of a lease request
-GROUP = "/topics/{topic}/groups/{group}"
-
-
-class CommitBody(Struct):
-    offset: Annotated[int, Meta(ge=0)]
-
-
-class Committed(Struct):
-    group: str
-    topic: str
-    committed: int  # the next offset that it reads
-    lag: int  # records from there on
-
-
-class Reset(Struct, rename="camel"):
-    """Where a group continues: an offset, a time, or the beginning or end of the topic."""
-
-    offset: Annotated[int, Meta(ge=0)] | None = None
-    at: str | None = None  # a time
-    to: Literal["beginning", "end"] | None = None
-    dry_run: bool = False  # only say what would come
-
-
-class ResetTo(Committed, rename="camel"):
-    before: int  # where it was
-    lag_before: int
-    dry_run: bool
-
-
-class LeaseBody(Struct):
-    member: str
-    max_records: Annotated[int, Meta(ge=1)] = 1000
-    wait_ms: Annotated[int, Meta(ge=0)] = 0
-
-
-class LeaseId(Struct):
-    lease: str
-
-
-class Leased(Struct):
-    lease: str
-    start: int
-    end: int
-    expires_in: float
-
-
-class GroupWithAge(GroupDetails):
-    lag_seconds: float | None  # age of the record that it reads next
-
-
-class TopicGroupDeleted(Struct):
-    group: str
-    topic: str
-    status: str = "deleted"
 
 
 class GroupTimesQuery(Struct, frozen=True):
@@ -100,43 +56,32 @@ class TopicGroupsApi:
         self._topics = topics
         self._groups = groups
 
-    @route("GET", "/topics/{topic}/groups")
+    @serves(operations.LIST_TOPIC_GROUPS)
     async def everything(self, topic: str) -> list[GroupWithAge]:
-        """List the consumer groups of a topic."""
         return await group_details(self._groups, self._topics.require(topic))
 
-    @route("GET", GROUP)
+    @serves(operations.GET_TOPIC_GROUP)
     async def one(self, topic: str, group: str) -> GroupDetails:
-        """Committed offset, lag and leases of a group."""
         self._topics.require(topic)
         for details in await self._groups.all_details(group):
             if details.topic == topic:
                 return details
         raise NotFound(f"group {group!r} does not exist on topic {topic!r}")
 
-    @route("DELETE", GROUP, role=Role.ADMIN, audit=Audited("topic-group.delete"))
+    @serves(operations.DELETE_TOPIC_GROUP)
     async def delete(self, topic: str, group: str) -> TopicGroupDeleted:
-        """Delete a consumer group of a topic."""
         self._topics.require(topic)
         await self._groups.delete(group, topic)
         return TopicGroupDeleted(group, topic)
 
-    @route("POST", f"{GROUP}/commit")
+    @serves(operations.COMMIT_TOPIC_GROUP)
     async def commit(self, topic: str, group: str, body: CommitBody) -> Committed:
-        """Set a group's committed offset."""
         self._topics.require(topic)
         await self._groups.commit(group, topic, body.offset)
         return await self._committed(group, topic, body.offset)
 
-    @route(
-        "POST",
-        f"{GROUP}/reset",
-        audit=Audited("topic-group.reset", answer=("dryRun", "before", "committed", "lag")),
-    )
+    @serves(operations.RESET_TOPIC_GROUP)
     async def reset(self, topic: str, group: str, body: Reset) -> ResetTo:
-        """Move a group to an offset, a time, or the beginning or end of the topic; with `dryRun`,
-        only count the records affected.
-        """
         log = self._topics.require(topic)
         if (body.offset is not None) + (body.at is not None) + (body.to is not None) != 1:
             raise InvalidRequest("Name one of offset, at and to")
@@ -160,18 +105,16 @@ class TopicGroupsApi:
             dry_run=body.dry_run,
         )
 
-    @route("POST", f"{GROUP}/lease")
+    @serves(operations.LEASE_RECORDS)
     async def lease(self, topic: str, group: str, body: LeaseBody) -> Leased | None:
-        """Lease a range of records to a member of the group."""
         seconds = min(body.wait_ms / 1000, MAX_WAIT_SECONDS)
         lease = await self._groups.lease_within(
             seconds, group, topic, body.member, body.max_records
         )
         return None if lease is None else _leased(lease)
 
-    @route("POST", f"{GROUP}/complete")
+    @serves(operations.COMPLETE_RECORDS)
     async def complete(self, topic: str, group: str, body: LeaseId) -> Committed:
-        """Complete a leased range of records."""
         self._topics.require(topic)
         return await self._committed(group, topic, await self._groups.complete(body.lease, topic))
 
@@ -192,9 +135,8 @@ class TopicGroupsApi:
             for minute in await self._groups.history.between(start, end)
         ]
 
-    @route("POST", f"{GROUP}/renew")
+    @serves(operations.RENEW_RECORDS)
     async def renew(self, topic: str, body: LeaseId) -> Leased:
-        """Renew the lease on a range of records."""
         self._topics.require(topic)
         return _leased(await self._groups.renew_on(topic, body.lease))
 

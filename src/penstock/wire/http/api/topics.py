@@ -1,178 +1,54 @@
 """Topics over HTTP: aiq's endpoints exactly, and our own beside them."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET
 
-from penstock.contract.operation import Audited
-from penstock.contract.queries import ListQuery
+from penstock.contract import operations
+from penstock.contract.topics import (
+    AtQuery,
+    ConsumeQuery,
+    Created,
+    CreateQuery,
+    OffsetAt,
+    PartitionQuery,
+    ProduceBody,
+    RecordsProduced,
+    Retention,
+    ScrubStatus,
+    SegmentDetails,
+    StreamQuery,
+    TierStatus,
+    TopicDetails,
+    TopicNextOffset,
+    TopicPage,
+    TopicRow,
+    TopicsQuery,
+)
 from penstock.errors import InvalidRequest, NotFound, TooLarge
 from penstock.monitor.topic_rates import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import partition_label
-from penstock.protocol.records import MessageFields, RecordMessage, payload_bytes
+from penstock.protocol.records import payload_bytes
 from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups
-from penstock.topics.scrub import ScrubStatus
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import LOCAL, SHARED, AnyLog, TopicStore
-from penstock.topics.tier.tier import Tier, TierStatus
-from penstock.wire.auth import Role
+from penstock.topics.tier.tier import Tier
 from penstock.wire.feed import Feeds, messages_of
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import page_of
-from penstock.wire.http.api.topic_groups import GroupWithAge, group_details
+from penstock.wire.http.api.topic_groups import group_details
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import serves
 from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
 MAX_MESSAGES = 1000
 MAX_PAYLOADS = 100_000  # of one produce: more would keep other requests waiting
 OCTETS = "application/octet-stream"
-
-Offset = Annotated[int, Meta(ge=0)]
-
-
-class PartitionQuery(Struct, frozen=True, kw_only=True):
-    partition: Annotated[int, Meta(ge=0)] = 0
-
-
-class CreateQuery(Struct, frozen=True):
-    format: str | None = None  # aiq or kafka
-    partitions: Annotated[int, Meta(ge=1)] = 1
-    placement: str | None = None  # local or shared
-
-
-class ConsumeQuery(PartitionQuery, frozen=True):
-    offset: Offset = 0
-    max_messages: Annotated[int, Meta(ge=0)] = 100
-    at: str | None = None
-
-
-class StreamQuery(PartitionQuery, frozen=True):
-    offset: str | None = None
-    at: str | None = None
-
-
-class AtQuery(PartitionQuery, frozen=True):
-    at: str
-
-
-class ProducedRecord(MessageFields):
-    """A record of a batch. Without a payload it is a tombstone."""
-
-    payload: str | None = None
-    encoding: str | UnsetType = UNSET
-
-
-class ProduceBody(MessageFields):
-    payload: str | UnsetType | None = UNSET
-    payloads: list[str] | UnsetType = UNSET
-    records: list[ProducedRecord] | UnsetType = UNSET
-    encoding: str | UnsetType = UNSET
-
-
-class RecordProduced(Struct):
-    topic: str
-    offset: int
-    partition: int | UnsetType = UNSET  # of a topic that has several
-
-
-class ProducedMany(Struct):
-    topic: str
-    first_offset: int
-    count: int
-    partition: int | UnsetType = UNSET
-
-
-class TopicsQuery(ListQuery):
-    details: bool = False
-
-
-class TopicRow(Struct, rename="camel"):
-    """A topic in a list."""
-
-    name: str
-    records: int
-    bytes: int
-    first_offset: int
-    next_offset: int
-    segments: int
-    rate: float | None  # records per second; null when it was not asked for before
-    groups: int
-    worst_lag: int | None
-    policy: str
-    placement: str  # local or shared
-    damaged: int
-    history: list[float]
-
-
-class TopicPage(Struct):
-    topics: list[TopicRow]
-    total: int
-
-
-class SegmentDetails(Struct):
-    base: int
-    end: int
-    records: int
-    bytes: int
-    newest: float  # seconds since 1970
-    sealed: bool
-    compacted: bool
-    local: bool  # on this disk
-
-
-class Retention(Struct):
-    bytes: int
-    age: float  # seconds
-
-
-class TopicDetails(Struct):
-    topic: str
-    incarnation: str
-    first_offset: int
-    next_offset: int
-    records: int
-    bytes: int
-    local_offset: int
-    local_bytes: int
-    tier_offset: int | None
-    tier_bytes: int
-    placement: str  # local or shared
-    producers: int  # that are known by their sequence numbers
-    archived_offset: int | None
-    policy: str
-    broken: str | None  # why appends are refused
-    damage: list[dict[str, Any]]  # the places of damage.json
-    segments: list[SegmentDetails]
-    groups: list[GroupWithAge]
-    rate: float | None  # records per second; null when it was not asked for before
-    history: list[float]
-    retention: Retention
-
-
-class Created(Struct):
-    topic: str
-    status: str = "created_or_exists"
-
-
-class TopicNextOffset(Struct):
-    topic: str
-    next_offset: int
-
-
-class OffsetAt(Struct):
-    topic: str
-    offset: int
-
-
-def _placement(log: AnyLog) -> str:
-    return SHARED if isinstance(log, SharedLog) else LOCAL
 
 
 _encode = msgspec.json.Encoder().encode
@@ -188,9 +64,8 @@ class TopicsApi:
         self._groups = groups
         self._feeds = feeds
 
-    @route("GET", "/topics")
+    @serves(operations.LIST_TOPICS)
     def names(self, args: TopicsQuery) -> list[str] | TopicPage:
-        """List topic names, or with `details=true` topics with their sizes and rates."""
         if not args.details:
             return self._topics.names()
         self._rates.look()
@@ -212,41 +87,33 @@ class TopicsApi:
             history=self._rates.line(topic.name),
         )
 
-    @route("POST", "/topics/{topic}", status=201, audit=Audited("topic.create"))
+    @serves(operations.CREATE_TOPIC)
     async def create(self, topic: str, args: CreateQuery) -> Created:
-        """Create a topic. Its format and placement are those of the settings unless given."""
         await self._topics.create(
             topic, form=args.format, partitions=args.partitions, placement=args.placement
         )
         return Created(topic)
 
-    @route("DELETE", "/topics/{topic}", role=Role.ADMIN, audit=Audited("topic.delete"))
+    @serves(operations.DELETE_TOPIC)
     async def delete(self, topic: str) -> Created:
-        """Delete a topic and its records."""
         await self._topics.delete(topic)
         return Created(topic, "deleted")
 
-    @route("GET", "/api/v1/scrub")
+    @serves(operations.GET_SCRUB)
     def scrub(self) -> ScrubStatus:
-        """Progress of the checksum scan over sealed segments."""
         return self._topics.scrub.status()
 
-    @route("POST", "/api/v1/scrub", status=202, role=Role.ADMIN, audit=Audited("topic.scrub"))
+    @serves(operations.START_SCRUB)
     def scrub_now(self) -> ScrubStatus:
-        """Verify the checksums of all sealed segments now."""
         self._topics.scrub.ask()
         return self._topics.scrub.status()
 
-    @route("GET", "/api/v1/tier")
+    @serves(operations.GET_TIER)
     def tier(self) -> TierStatus:
-        """Which part of the topics is in the object store, and its lag."""
         return self._tier().status()
 
-    @route(
-        "POST", "/api/v1/tier/flush", status=202, role=Role.ADMIN, audit=Audited("topic.tier-flush")
-    )
+    @serves(operations.FLUSH_TIER)
     async def tier_flush(self) -> TierStatus:
-        """Seal the active segments of all topics and copy them to the object store now."""
         tier = self._tier()
         await tier.flush()
         return tier.status()
@@ -256,9 +123,8 @@ class TopicsApi:
             raise NotFound("this broker has no tier: set topics.tier to an address")
         return self._topics.tier
 
-    @route("GET", "/topics/{topic}")
+    @serves(operations.GET_TOPIC)
     async def details(self, topic: str) -> TopicDetails:
-        """A topic with its offsets, size and segments."""
         log = self._topics.require(topic)
         if isinstance(log, SharedLog):
             await log.measure()
@@ -288,16 +154,8 @@ class TopicsApi:
             retention=Retention(settings.retention_bytes, settings.retention_age),
         )
 
-    @route(
-        "POST",
-        "/topics/{topic}/produce",
-        query=PartitionQuery,
-        body=ProduceBody,
-        answer=RecordProduced | ProducedMany,
-        status=201,
-    )
+    @serves(operations.PRODUCE)
     def produce(self, request: Request) -> Awaitable[Response]:
-        """Append one record, or several as one batch."""
         name, partition = request.params["topic"], request.args.partition
         content, many = _content(request)
         topic = self._topics.get(partition_label(name, partition))
@@ -316,17 +174,17 @@ class TopicsApi:
             appended = await topic.append_records(content)
         else:
             appended = await topic.append(content)
-        several = self._topics.partitions(topic.topic) > 1
-        partition = topic.partition if several else UNSET
-        first = appended.first_offset
+        produced = RecordsProduced(topic=topic.topic)
         if many:
-            answer = ProducedMany(topic.topic, first, appended.count, partition)
-            return Response(201, _encode(answer))
-        return Response(201, _encode(RecordProduced(topic.topic, first, partition)))
+            produced.first_offset, produced.count = appended.first_offset, appended.count
+        else:
+            produced.offset = appended.first_offset
+        if self._topics.partitions(topic.topic) > 1:
+            produced.partition = topic.partition
+        return Response(201, _encode(produced))
 
-    @route("GET", "/topics/{topic}/consume", query=ConsumeQuery, answer=list[RecordMessage])
+    @serves(operations.CONSUME)
     def consume(self, request: Request) -> Response | Awaitable[Response]:
-        """Read records from an offset."""
         query: ConsumeQuery = request.args
         name = request.params["topic"]
         topic = self._find(name, query.partition)
@@ -349,23 +207,20 @@ class TopicsApi:
         """The log of a partition; None when the topic does not exist."""
         return self._topics.partition(name, partition) if partition else self._topics.find(name)
 
-    @route("GET", "/topics/{topic}/next_offset")
+    @serves(operations.GET_NEXT_OFFSET)
     async def next_offset(self, topic: str, args: PartitionQuery) -> TopicNextOffset:
-        """The offset that the next record will get."""
         log = self._find(topic, args.partition)
         if isinstance(log, SharedLog):
             await log.refresh_if_possible()
         return TopicNextOffset(topic, log.next_offset if log is not None else 0)
 
-    @route("GET", "/topics/{topic}/offset")
+    @serves(operations.GET_OFFSET_AT)
     async def offset(self, topic: str, args: AtQuery) -> OffsetAt:
-        """The offset of the first record appended at or after a time."""
         log, at = self._topics.partition(topic, args.partition), epoch_seconds(args.at)
         return OffsetAt(topic, await log.read_through(lambda: log.offset_at(at)))
 
-    @route("GET", "/topics/{topic}/stream", answer_type="text/event-stream")
+    @serves(operations.STREAM_TOPIC)
     async def stream(self, request: Request, topic: str, args: StreamQuery) -> StreamResponse:
-        """Follow a topic as server-sent events. Waits for a topic that does not exist yet."""
         label = partition_label(topic, args.partition)
         existed = self._find(topic, args.partition) is not None
         start = _start(args, request.header("last-event-id"), existed=existed)
@@ -443,3 +298,7 @@ def _start(
         )
     offset = int(query.offset)
     return lambda _: offset
+
+
+def _placement(log: AnyLog) -> str:
+    return SHARED if isinstance(log, SharedLog) else LOCAL

@@ -1,10 +1,20 @@
 """Transactions: pushes and acks that happen together or not at all."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from penstock.buffer import Buffer
+from penstock.contract import operations
+from penstock.contract.deliveries import (
+    ABSENT,
+    EMPTY_OBJECT,
+    AckResult,
+    PushResult,
+    TransactionAnswer,
+    TransactionBody,
+    TransactionOperation,
+)
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
@@ -12,71 +22,10 @@ from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit, slices
-from penstock.wire.http.api.pushes import PushItem, due_of, received
+from penstock.wire.http.api.pushes import due_of, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import route
-
-_EMPTY = msgspec.Raw(b"{}")
-ABSENT = msgspec.Raw()
-
-
-class TransactionItem(PushItem):
-    payload: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
-
-
-class TransactionOperation(msgspec.Struct, rename="camel"):
-    """A push of `items` or of the one message that the fields describe, or an ack."""
-
-    type: str
-    items: list[TransactionItem] | None = None
-    queue: str | None = None
-    partition: str | None = None
-    payload: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
-    data: msgspec.Raw = msgspec.field(default_factory=lambda: ABSENT)
-    transaction_id: str | None = None
-    trace_id: str | None = None
-    headers: dict[str, str] | None = None
-    delay: float | None = None
-    deliver_at: str | None = None
-    partition_id: str | None = None
-    lease_id: str | None = None
-    status: str | None = None
-    consumer_group: str | None = None
-    error: str | None = None
-
-
-class TransactionBody(msgspec.Struct, rename="camel"):
-    operations: list[TransactionOperation]
-    required_leases: list[str] | None = None
-
-    texts: ClassVar = {"operations": "operations array required"}
-
-
-class PushResult(msgspec.Struct, rename="camel", tag_field="type", tag="push"):
-    index: int
-    success: bool
-    transaction_id: str
-    message_id: str | None
-    partition_id: str
-    queue_name: str
-    deliver_at: str | msgspec.UnsetType = msgspec.UNSET  # of a message for later
-
-
-class AckResult(msgspec.Struct, rename="camel", tag_field="type", tag="ack"):
-    index: int
-    success: bool
-    transaction_id: str
-    error: str | None
-    dlq: bool
-
-
-class TransactionAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
-    transaction_id: str
-    success: bool
-    results: list[PushResult | AckResult]
-    error: str | None = None
-
+from penstock.wire.http.routes import serves
 
 read_transaction = body_decoder(TransactionBody)
 
@@ -89,26 +38,25 @@ class TransactionsApi:
         self._buffer = buffer
         self._limit = ItemLimit(queues.settings.max_items)
 
-    @route("POST", "/api/v1/transaction", body=TransactionBody, answer=TransactionAnswer)
+    @serves(operations.COMMIT_TRANSACTION)
     async def transaction(self, request: Request) -> Response:
-        """Push and acknowledge messages in one transaction: all of it or nothing."""
         self._limit.check_body(request.body)
         body = read_transaction(request.body)
         self._limit.check(
             len(body.operations) + sum(len(operation.items or ()) for operation in body.operations)
         )
-        operations: list[Item | Ack] = []
+        steps: list[Item | Ack] = []
         index = 0
         async for part in slices(body.operations):
             for operation in part:
-                operations += _operations(index, operation, request.subject)
+                steps += _operations(index, operation, request.subject)
                 index += 1
-        if not operations:
+        if not steps:
             raise InvalidRequest("operations array cannot be empty")
-        items = [operation for operation in operations if isinstance(operation, Item)]
+        items = [operation for operation in steps if isinstance(operation, Item)]
         if items:
             await self._buffer.wait_until_drained(items)
-        done = await self._queues.transaction(operations, body.required_leases)
+        done = await self._queues.transaction(steps, body.required_leases)
         results = [_result(index, result) for index, result in enumerate(done.results)]
         answer = TransactionAnswer(done.transaction_id, done.success, results, done.error)
         return json_response(answer, 200 if done.success else 409)
@@ -121,7 +69,7 @@ def _operations(index: int, operation: TransactionOperation, producer: str | Non
         if operation.queue is None:
             raise InvalidRequest(f"operations[{index}]: a push names a queue")
         payload = next(
-            (raw for raw in (operation.payload, operation.data) if raw is not ABSENT), _EMPTY
+            (raw for raw in (operation.payload, operation.data) if raw is not ABSENT), EMPTY_OBJECT
         )
         partition = DEFAULT_PARTITION if operation.partition is None else operation.partition
         ids = operation.transaction_id, operation.trace_id
