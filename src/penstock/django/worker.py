@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 from django.db import close_old_connections, connections
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from penstock.client.blocking import Line
 from penstock.client.brokers import understood
@@ -191,7 +190,7 @@ class TaskWorker:
         context = (framework.TaskContext(task_result=result),) if result.task.takes_context else ()
         try:
             value = result.task.call(*context, *result.args, **result.kwargs)
-            record.return_value = _normalized(value)
+            record.return_value = framework.normalize_json(value)
         except Exception as error:  # noqa: BLE001 whatever the task raises is its result
             log.warning("task %s %s failed: %r", sent.task, sent.id, error)
             self._failed(record, error)
@@ -214,11 +213,3 @@ class TaskWorker:
         record.return_value = None
         record.finished_at = timezone.now()
         record.save(using=self._backend.database)
-
-
-def _normalized(value: Any) -> Any:
-    """Return the value as JSON has it. Raises `TypeError` if JSON cannot express it."""
-    normalize = import_string(
-        f"{framework.Task.__module__.rpartition('.')[0]}.utils.normalize_json"
-    )
-    return normalize(value)

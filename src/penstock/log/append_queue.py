@@ -56,7 +56,7 @@ class AppendQueue(ABC):
         promise: Promise,
         producer: Producer | None = None,
     ) -> None:
-        """The same for payloads that lie one after another in `payloads`."""
+        """Queue payloads that lie one after another in `payloads`."""
         wide = lengths.astype(np.int64)
         if int(wide.min(initial=0)) < 0 or int(wide.sum()) != len(payloads):
             raise InvalidRequest(
@@ -66,7 +66,7 @@ class AppendQueue(ABC):
         self._enqueue(Arrays(wide, payloads), len(wide), size, largest, promise, producer)
 
     def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
-        """The same for payloads of one length: an item of `table` each, wherever they lie."""
+        """Queue payloads of one length: an item of `table` each, wherever they lie."""
         self._enqueue(table, len(table), table.itemsize * len(table), table.itemsize, promise, None)
 
     def enqueue_records(
@@ -75,7 +75,7 @@ class AppendQueue(ABC):
         promise: Promise,
         producer: AnyProducer | None = None,
     ) -> None:
-        """The same for records with keys, headers and timestamps."""
+        """Queue records with keys, headers and timestamps."""
         sizes = [_size_of(record) for record in records]
         plain = [one.value for one in records if not (one.key is not None or one.headers)]
         values = [value for value in plain if value is not None]
@@ -92,7 +92,7 @@ class AppendQueue(ABC):
         self._enqueue(content, len(sizes), sum(sizes), max(sizes, default=0), promise, producer)
 
     def enqueue_batch(self, head: BatchHead, data: memoryview, promise: Promise) -> None:
-        """The same for a record batch that a Kafka client built."""
+        """Queue a record batch that a Kafka client built."""
         if head.attributes & (CONTROL | TRANSACTIONAL):
             raise InvalidRequest("transactions are not supported")
         producer = None

@@ -71,7 +71,7 @@ class KafkaHead(NamedTuple):
 
 
 def read_request(head: KafkaHead, frame: memoryview) -> tuple[str, Any]:
-    """The client's id, and the request with its fields as attributes."""
+    """Return the client's id, and the request with its fields as attributes."""
     has_tags, read = _request_reader(head.key, head.version)
     try:
         client, at = _read_short_text(frame, HEAD.size)  # never compact
@@ -237,7 +237,7 @@ def _text(content: Bytes | None) -> str | None:
 
 
 def encode_answer(head: KafkaHead, values: Values) -> list[Bytes]:
-    """The answer to a request, as a frame."""
+    """Encode the answer to a request as a frame."""
     has_tags, write = _answer_writer(head.key, head.version)
     parts: list[Bytes] = [LENGTH.pack(head.correlation)]
     if has_tags:
@@ -298,7 +298,7 @@ def _writer(schema: type[Any]) -> Writer:
 
 
 def _kind(field: "dataclasses.Field[Any]") -> tuple[Any, bool, bool]:
-    """The type of a field's items, whether it is an array, and whether it may be null."""
+    """Return the type of a field's items, whether it is an array, and whether it may be null."""
     kind: Any = field.type
     optional = array = False
     if isinstance(kind, types.UnionType):

@@ -2,6 +2,7 @@
 
 import logging
 from enum import IntEnum
+from typing import Any
 
 from penstock import errors
 from penstock.log.format import InvalidRecord
@@ -53,6 +54,14 @@ class Code(IntEnum):
     INVALID_RECORD = 87
 
 
+class Refused(errors.InvalidRequest):
+    """A request is refused with a code that none of our errors has."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 # By class, then its bases. Codes that clients retry stand for what may pass.
 _CODES: dict[type[BaseException], Code] = {
     InvalidRecord: Code.INVALID_RECORD,
@@ -72,6 +81,8 @@ _CODES: dict[type[BaseException], Code] = {
 
 
 def code_of(error: BaseException) -> Code:
+    if isinstance(error, Refused):
+        return error.code
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind]
@@ -81,5 +92,10 @@ def code_of(error: BaseException) -> Code:
 
 
 def text_of(error: BaseException) -> str:
-    """What may be said to a client."""
+    """Return the text that a client may see."""
     return str(error) if is_expected(error) else "internal error; the server's log has the details"
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """Return the fields of an answer with this error."""
+    return {"error_code": code_of(error), "error_message": text_of(error)}
