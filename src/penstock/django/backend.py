@@ -212,7 +212,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
         except PenstockError as error:
             yield checks.Error(f"{where}: {error}", id="penstock.E003")
         if self.database not in connections:
-            text = f"{where}: there is no database {self.database!r} in DATABASES"
+            text = f"{where}: DATABASES has no {self.database!r}"
             yield checks.Error(text, id="penstock.E004")
         elif self.settings["OUTBOX"]:
             yield from self._check_outbox(where)

@@ -183,9 +183,9 @@ class TaskWorker:
         try:
             result = self._backend.result_of(record)
         except ImportError as error:
-            log.error("there is no task %s: %s", sent.task, error)
+            log.error("task %s cannot be imported: %s", sent.task, error)
             self._failed(record, error)
-            return "dlq", f"there is no task {sent.task}: {error}"
+            return "dlq", f"task {sent.task} cannot be imported: {error}"
         framework.task_started.send(type(self._backend), task_result=result)
         context = (framework.TaskContext(task_result=result),) if result.task.takes_context else ()
         try:

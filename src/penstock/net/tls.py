@@ -82,7 +82,7 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
         if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
-            return "there is no TLS on this port: use http:// or tcp://"
+            return "this port does not use TLS: use http:// or tcp://"
         if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
             return (
                 "the broker asks for a client certificate: "
