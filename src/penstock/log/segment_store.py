@@ -6,8 +6,8 @@ memory (see `penstock.log.writer`).
 
 The event loop owns all state; only disk work leaves it. One task may run in the background: the
 fsync of `interval`, or a checkpoint. Whatever writes, rolls or repairs is called by one task at a
-time, the commit loop (`penstock.log.appender`); whoever renames files waits for the background task
-first.
+time, the commit loop (`penstock.log.appender`); files are renamed only after the
+background task has ended.
 """
 
 import asyncio
@@ -363,7 +363,7 @@ class SegmentStore:
         if fresh.local:
             self._context.open_files.opened(fresh)
         for segment in old:
-            # whoever still reads it may meet files of both: it looks again
+            # a reader may meet files of both, and looks again
             segment.on_mismatch = None
             self._context.open_files.closed(segment)
 

@@ -251,7 +251,7 @@ class _Verifier:
                 count += 1
                 inside += HEADER_SIZE + length
             if inside == 0:
-                self._add(name, at, f"{size - at} bytes at the end are no whole record")
+                self._add(name, at, f"{size - at} bytes at the end are not a whole record")
                 size = at
                 break
             at += inside

@@ -196,7 +196,7 @@ def _candidates(
     anchors: np.ndarray,
     limit: int | None,
 ) -> Iterator[tuple[int, int]]:
-    """Places after `at` where records go on, nearest first: (position, offset)."""
+    """Yield places after `at` where records continue, nearest first: (position, offset)."""
     hints = np.concatenate([index, anchors]) if len(anchors) else index
     hints = hints[
         (hints["position"] > at)

@@ -4,7 +4,7 @@ Offsets inside a segment may have gaps (compaction), so `row = offset - base` is
 numbers prove that there are none; otherwise the index is searched. Every record handed out by
 `read` was checked against its own header. Where index and data disagree the data is walked from the
 last place where they agreed: a damaged index costs time, a damaged record is `Damaged` with the
-file, the place and the offset where reading can go on. A hole in the *positions* is damage that
+file, the place and the offset where reading can continue. A hole in the *positions* is damage that
 recovery reported, or a batch whose checksum the scrub reported: neither is returned. A hole
 in the *offsets* alone is compaction.
 """
@@ -268,7 +268,7 @@ class AiqSegment(Segment):
         # a reader that continues there makes progress even when the index is wrong
         resume = max(self.offset_of(self.row_at(stop)), offset + 1)
         text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, "
-        return Damaged(f"{text}records go on at offset {resume}", resume)
+        return Damaged(f"{text}records continue at offset {resume}", resume)
 
     def _offset_at(self, position: int) -> int:
         """Return the offset in the record header at this position, -1 when there can be none."""

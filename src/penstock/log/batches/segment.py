@@ -5,7 +5,7 @@ those at the end, by where the batch before ended. Every batch that is decoded w
 its checksum; bytes that are handed out whole (`raw`) are checked by who decodes them.
 
 Offsets may have gaps (compaction), between batches and within them. A hole in the *positions* is
-damage: `Damaged`, with the offset where reading can go on.
+damage: `Damaged`, with the offset where reading can continue.
 """
 
 from collections import OrderedDict
@@ -173,8 +173,8 @@ class BatchSegment(Segment):
 
     def _damaged(self, begin: int, stop: int, resume: int) -> Damaged:
         return Damaged(
-            f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, records go on at offset "
-            f"{resume}",
+            f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, records continue at "
+            f"offset {resume}",
             resume,
         )
 
