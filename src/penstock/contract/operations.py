@@ -208,7 +208,9 @@ _GROUP_DELETED = Audited("group.delete", answer=("partitions",))
 _SOUGHT = Audited(
     "group.seek", body=("toEnd", "toBeginning", "timestamp"), answer=("dryRun", "partitions")
 )
-LIST_GROUPS = _groups.get("", list[Group], "List the consumer groups of all queues")
+LIST_GROUPS = _groups.get(
+    "", list[Group], "List consumer groups, by queue", query=queries.GroupListQuery
+)
 DESCRIBE_GROUP = _groups.get(
     "/{group}",
     dict[str, GroupPositions],
