@@ -347,3 +347,25 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
         broker.stop()
         for connection in connections:
             await connection.close()
+
+
+async def test_a_group_skips_nothing_that_another_broker_has_just_appended(
+    brokers: list[BrokerProcess], topic: str
+) -> None:
+    """PostgreSQL hands out ranges, and a broker may not have heard of their records yet."""
+    async with (
+        Client(brokers[0].url) as here,
+        Client(brokers[1].url) as there,
+        httpx.AsyncClient(base_url=f"{brokers[1].url}/topics/{topic}", timeout=SECONDS) as http,
+    ):
+        await here.topic(topic).create(shared=True)
+        got = []
+        for value in numbers(0, 20):
+            offset = await here.topic(topic).produce(value)
+            answer = await http.get("/consume", params={"offset": offset})
+            assert [one["payload"].encode() for one in answer.json()] == [value]
+        for value in numbers(20, 20):
+            await here.topic(topic).produce(value)
+            async for batch in there.topic(topic).group("workers").take(follow=False):
+                got += [bytes(record.payload) for record in batch]
+        assert got == numbers(0, 40)

@@ -448,7 +448,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
     def _forget_idle_groups(self, queue: str) -> None:
         """Remove listeners that were killed: they could not remove themselves."""
         now = datetime.now(UTC)
-        for group in self.connection.line.json("GET", "/api/v1/consumer-groups"):
+        for group in self.connection.line.json("GET", "/api/v1/consumer-groups", queue=queue):
             if queue in group["topics"] and not group["members"]:
                 created = datetime.fromisoformat(group["subscriptionCreatedAt"])
                 if (now - created).total_seconds() > IDLE_GROUP_SECONDS:

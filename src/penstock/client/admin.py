@@ -15,6 +15,7 @@ from penstock.contract.queues import Queue, QueueDetails, QueuePartition
 from penstock.errors import Conflict
 
 QUEUES_PER_PAGE = 10_000
+GROUPS_PER_PAGE = 1000
 MOVE_SECONDS = 0.2  # between two looks at a move
 
 
@@ -84,7 +85,19 @@ class AdminClient:
 
     async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""
-        return await self._brokers.call(operations.LIST_GROUPS)
+        groups: list[Group] = []
+        while True:
+            last = (groups[-1].queue, groups[-1].name) if groups else ("", "")
+            page = await self._brokers.call(
+                operations.LIST_GROUPS,
+                limit=GROUPS_PER_PAGE,
+                afterQueue=last[0],
+                afterGroup=last[1],
+            )
+            # A broker of 0.2.0 knows no pages: it returns all of them each time.
+            if not page or (page[-1].queue, page[-1].name) == last:
+                return groups
+            groups += page
 
     async def group(self, group: str) -> list[GroupPosition]:
         """Return the position of a consumer group in each partition."""

@@ -1,6 +1,6 @@
 """The table of operations: what the native HTTP API can do.
 
-Operations of Queen MQ's dialect that Penstock itself does not use are in `penstock.wire.queen`.
+Operations of Queen MQ's API that Penstock itself does not use are in `penstock.wire.queen`.
 """
 
 from types import NoneType
@@ -208,7 +208,9 @@ _GROUP_DELETED = Audited("group.delete", answer=("partitions",))
 _SOUGHT = Audited(
     "group.seek", body=("toEnd", "toBeginning", "timestamp"), answer=("dryRun", "partitions")
 )
-LIST_GROUPS = _groups.get("", list[Group], "List the consumer groups of all queues")
+LIST_GROUPS = _groups.get(
+    "", list[Group], "List consumer groups, by queue", query=queries.GroupListQuery
+)
 DESCRIBE_GROUP = _groups.get(
     "/{group}",
     dict[str, GroupPositions],
