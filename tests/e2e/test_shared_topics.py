@@ -233,11 +233,7 @@ async def test_a_local_topic_moves_with_its_offsets_groups_and_producers(
                     )
                     assert first == i * 50
             await client.topic(name).group("billing").commit(123)
-            producer = confluent_kafka.Producer(
-                {"bootstrap.servers": here.kafka, "enable.idempotence": True}
-            )
-            producer.produce(name, b"before", partition=0)
-            assert producer.flush(SECONDS) == 0
+            assert await client.topic(name).produce(b"before", partition=0) == 1000
             if options:
                 await client.admin.move_topic(name)
             else:
@@ -245,8 +241,7 @@ async def test_a_local_topic_moves_with_its_offsets_groups_and_producers(
                 moved = await asyncio.to_thread(CliRunner().invoke, commands, call)
                 assert moved.exit_code == 0, moved.stderr
                 assert "shared" in moved.stdout
-            producer.produce(name, b"after", partition=0)  # its sequence continues
-            assert producer.flush(SECONDS) == 0
+            assert await client.topic(name).produce(b"after", partition=0) == 1001
             assert await client.topic(name).produce(b"here", partition=0) == 1002
             assert await other.topic(name).produce(b"there", partition=0) == 1003
             for one in (client, other):

@@ -1,6 +1,6 @@
 """The table of operations: what the native HTTP API can do.
 
-Operations of Queen MQ's dialect that Penstock itself does not use are in `penstock.wire.queen`.
+Operations of Queen MQ's API that Penstock itself does not use are in `penstock.wire.queen`.
 """
 
 from types import NoneType

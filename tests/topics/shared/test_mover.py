@@ -1,6 +1,7 @@
 """Old ranges of shared topics in object storage: moved, merged, read through, deleted."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -229,3 +230,15 @@ async def test_a_tombstone_stays_as_long_as_what_it_deletes(
             seen = await other.find("prices")
             assert seen is not None
             assert [value or None for value in await values(seen)] == [b"3", None, b"4"]
+
+
+async def test_a_broker_whose_clock_is_ahead_does_not_delete_too_early(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_time = time.time
+    monkeypatch.setattr("time.time", lambda: true_time() + 3600)
+    async with moving(database_url, tmp_path, clock=time.time, retention_age=1800.0) as topics:
+        log = await topics.create("orders", 1)
+        await log.append([b"new"])
+        assert await topics.mover.step()
+        assert await values(log) == [b"new"]

@@ -18,6 +18,7 @@ from penstock.topics.store import TopicStore
 from tests.support.database import started
 from tests.support.topics import running
 from tests.support.wait import eventually
+from tests.topics.shared.test_log import kafka_batch
 
 
 class Moving(NamedTuple):
@@ -60,6 +61,18 @@ async def test_batches_that_were_sent_before_are_recognised_after(moving: Moving
         await shared.append([b"e"], Producer(b"p" * 16, 3))
     assert (await shared.append([b"d"], Producer(b"p" * 16, 2))).first_offset == 3
     assert shared.policy == "compact"
+
+
+async def test_sequences_of_kafka_producers_continue(moving: Moving) -> None:
+    local = await moving.topics.create("orders", form="kafka")
+    await local.append_batch(*kafka_batch(0, 3))
+    await local.append_batch(*kafka_batch(3, 2))
+    shared = await moving.move("orders")
+    again = await shared.append_batch(*kafka_batch(3, 2))
+    assert (again.first_offset, again.duplicate) == (3, True)
+    with pytest.raises(Conflict):
+        await shared.append_batch(*kafka_batch(6, 1))
+    assert (await shared.append_batch(*kafka_batch(5, 1))).first_offset == 5
 
 
 async def test_a_move_that_cannot_be_made_is_refused(moving: Moving, broker: SharedTopics) -> None:

@@ -113,6 +113,7 @@ class SharedTopics:
             lambda: list(self._logs.values()),
             store,
             lambda *call: in_pool(self._readers, *call),
+            self.context.now,
             metrics,
         )
         metrics.gauge(

@@ -20,7 +20,6 @@ objects are replaced by others, in the same way, when half of their bytes were n
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -100,6 +99,7 @@ class Mover:
         logs: Callable[[], Sequence[SharedLog]],
         store: ObjectStore | None,
         run: Callable[..., Any],  # runs what blocks in a thread
+        now: Callable[[], int],  # microseconds since 1970, by the database's clock
         metrics: Metrics,
     ) -> None:
         self._database = database
@@ -107,6 +107,7 @@ class Mover:
         self._logs = logs
         self._store = store
         self._run = run
+        self._now = now
         self._metrics = metrics
         self._name = uuid7().hex
         self._ends: dict[int, int] = {}  # where logs were when everything old of them was moved
@@ -270,7 +271,7 @@ class Mover:
         dirty = sum(one["size"] for one in rows if not one["object"].endswith(COMPACTED))
         if not dirty or dirty < MIN_DIRTY_SHARE * sum(one["size"] for one in rows):
             return
-        latest = LatestOffsets(time.time())
+        latest = LatestOffsets(self._now() / 1e6)
         for row in rows:
             await self._run(_note_keys, latest, await self._batches(row))
             if not await self._hold():
@@ -299,7 +300,7 @@ class Mover:
         )
         end = 0
         if age:
-            cut = int((time.time() - age) * 1000)
+            cut = int(self._now() / 1e3 - age * 1e3)
             [row] = await self._database.browse(
                 "SELECT shared_offset_at($1, $2) AS at", shared.log_id, cut
             )
