@@ -154,11 +154,8 @@ class AppendQueue(ABC):
             asyncio.get_running_loop().call_soon(self.commit)
 
     @abstractmethod
-    def commit(self, *, alone: bool = False) -> None:
-        """Begin to write what is queued, unless a commit is under way.
-
-        `alone`: nothing else is being appended at the moment.
-        """
+    def commit(self) -> None:
+        """Begin to write what is queued, unless a commit is under way."""
 
 
 def _size_of(record: NewRecord) -> int:

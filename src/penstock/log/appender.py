@@ -16,9 +16,8 @@ One step runs at a time, and nothing else writes to the segments. A step is eith
 
     a preparation    a task: the segments are repaired, rolled, synced, or sealed and brought to
                      rest for a caller that asked for it between two commits
-    a write          on the event loop when it waits for no fsync, or when one producer is alone
-                     and the disk is quick; otherwise one call of the pool, whose callback on the
-                     loop answers everyone (docs/decisions/storage.md)
+    a write          on the event loop when it waits for no fsync; otherwise one call of the pool,
+                     whose callback on the loop answers everyone (docs/decisions/storage.md)
 
 and the end of a step starts the next one. How what was written becomes durable is in
 `penstock.log.segment_store`.
@@ -68,11 +67,9 @@ class Appender(AppendQueue):
 
     # Committing
 
-    def commit(self, *, alone: bool = False) -> None:
+    def commit(self) -> None:
         """Take the next step now, or right after the one that runs: prepare the segments if they
         must be, otherwise write what is queued.
-
-        `alone`: nothing else is being appended at the moment, so nothing would share the fsync.
         """
         self._scheduled = False
         special = bool(self._between) or self._rescuing
@@ -82,7 +79,7 @@ class Appender(AppendQueue):
             self._segments.writing = True
             self._running = asyncio.get_running_loop().create_task(self._prepare())
         else:
-            self._write(self._take(), alone)
+            self._write(self._take())
 
     async def _prepare(self) -> None:
         """Rest, repair, roll, sync or mark the segments as being written; refuse what is queued
@@ -105,13 +102,12 @@ class Appender(AppendQueue):
         finally:
             self._end_step()
 
-    def _write(self, entries: list[Entry], alone: bool) -> None:
-        """Write a commit, here or in the pool."""
+    def _write(self, entries: list[Entry]) -> None:
+        """Write a commit: in the pool when it waits for an fsync or is large, otherwise here."""
         try:
             commit = self._put_together(entries)
             write = commit.write
-            here = not self._context.strict or (alone and self._context.disk_speed.quick)
-            if write.count and (write.size > INLINE_BYTES or not here):
+            if write.count and (self._context.strict or write.size > INLINE_BYTES):
                 self._segments.writing = True
                 self._segments.start_write(write, partial(self._written, commit))
                 self._running = asyncio.get_running_loop().create_future()

@@ -4,7 +4,6 @@ space.
 
 import resource
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -46,29 +45,6 @@ class OpenFiles:
     def closed(self, segment: Segment) -> None:
         with self._lock:
             self._segments.pop(id(segment), None)
-
-
-QUICK_SECONDS = 0.001  # five times a commit on an idle NVMe disk; a hard disk takes more
-SLOW_SHARE = 0.1  # at most this share of the time may pass in slow commits on the event loop
-
-
-class DiskSpeed:
-    """Tell whether a commit is likely to be so quick that the event loop may wait for it.
-
-    A slow commit of any topic sends the next ones to the pool, for longer the slower it was. So a
-    disk that stalls again and again holds up the event loop for `SLOW_SHARE` of the time at most.
-    """
-
-    def __init__(self) -> None:
-        self.quick = False  # nothing is known of the disk yet
-        self._slow_until = 0.0  # of `time.monotonic`
-
-    def observe(self, seconds: float) -> None:
-        """Note how long a commit took, fsync included."""
-        now = time.monotonic()
-        if seconds >= QUICK_SECONDS:
-            self._slow_until = max(self._slow_until, now + seconds / SLOW_SHARE)
-        self.quick = now >= self._slow_until
 
 
 class Instruments:
@@ -139,7 +115,6 @@ class Context:
         self.instruments = Instruments(metrics)
         self.cache: BlockCache | None = None  # of the tier, when there is one
         self.open_files = OpenFiles()
-        self.disk_speed = DiskSpeed()
         self.space = Space(fs, directory, settings.free_space_reserve, "appends to topics")
         metrics.gauge(
             "penstock_topic_disk_full",

@@ -136,10 +136,9 @@ class SegmentStore:
         return self.last_time
 
     def write(self, write: Write) -> None:
-        """Write on the event loop, with the fsyncs that the policy wants."""
+        """Write on the event loop what waits for no fsync."""
         self.active.pinned = True
-        write.started = time.perf_counter()
-        self._writer.write(write, self._context.strict)
+        self._writer.write(write, sync=False)
 
     def start_write(self, write: Write, done: Callable[[BaseException | None], None]) -> None:
         """In the pool, with the fsyncs it has to wait for; then call `done` on the loop.
@@ -175,7 +174,6 @@ class SegmentStore:
         elif self._context.strict:
             seconds = time.perf_counter() - write.started
             self._context.instruments.sync_seconds.observe(seconds)
-            self._context.disk_speed.observe(seconds)
         self._checkpoint_if_due()
         self.release()
 

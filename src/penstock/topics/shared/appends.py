@@ -220,7 +220,7 @@ class SharedAppends(AppendQueue):
         """What the producer must begin with if the database does not know it."""
         return self._failed.get(producer.key) if producer is not None else None
 
-    def commit(self, *, alone: bool = False) -> None:  # noqa: ARG002 - a database has no fast disk
+    def commit(self) -> None:
         self._scheduled = False
         if self._turn is None and self._pending:
             self._submit(self._next_turn())

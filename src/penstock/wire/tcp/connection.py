@@ -96,7 +96,7 @@ class TcpConnection(FramedConnection):
         self._server.last_producer = self
         for topic in topics:
             if alone:
-                topic.appends.commit(alone=len(topics) == 1)
+                topic.appends.commit()
             else:
                 topic.appends.schedule()
 
