@@ -23,7 +23,13 @@ DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 COMPOSE = DEPLOY / "compose"
 UNIT = DEPLOY / "systemd/penstock.service"
-MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
+SHARED = DEPLOY / "kubernetes-shared"
+
+
+def manifests(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("*.yaml") if path.name != "kustomization.yaml")
+
+
 PORTS = {"http": 6632, "tcp": 12345, "kafka": 9092, "websocket": 9090}
 
 
@@ -49,8 +55,8 @@ def documents(path: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def resource(kind: str, name: str) -> dict[str, Any]:
-    everything = [document for path in MANIFESTS for document in documents(path)]
+def resource(kind: str, name: str, directory: Path = KUBERNETES) -> dict[str, Any]:
+    everything = [document for path in manifests(directory) for document in documents(path)]
     (result,) = [
         one for one in everything if (one["kind"], one["metadata"]["name"]) == (kind, name)
     ]
@@ -68,10 +74,14 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
         for name, service in yaml.safe_load(path.read_text())["services"].items():
             if service["image"] == "penstock":
                 yield f"{path.name} {name}", image | service.get("environment", {})
-    for kind, name in (("StatefulSet", "penstock"), ("Deployment", "penstock-queues")):
-        (container,) = resource(kind, name)["spec"]["template"]["spec"]["containers"]
+    for directory, kind, name in (
+        (KUBERNETES, "StatefulSet", "penstock"),
+        (KUBERNETES, "Deployment", "penstock-queues"),
+        (SHARED, "StatefulSet", "penstock"),
+    ):
+        (container,) = resource(kind, name, directory)["spec"]["template"]["spec"]["containers"]
         yield (
-            f"{kind} {name}",
+            f"{directory.name} {kind} {name}",
             image
             | {one["name"]: one.get("value", "postgresql://db/app") for one in container["env"]},
         )
@@ -147,41 +157,61 @@ def test_prometheus_and_grafana_find_brokers_rules_and_dashboards():
     assert source["url"] == "http://prometheus:9090"
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*manifests(KUBERNETES), *manifests(SHARED)], ids=lambda path: path.name
+)
 def test_manifests_fit_the_schemas_of_kubernetes(path):
     for document in documents(path):
         kubernetes_validate.validate(document, "1.33", strict=True)
 
 
-def test_kustomize_renders_the_manifests():
-    done = run(tool("kubectl"), "kustomize", str(KUBERNETES))
+@pytest.mark.parametrize("directory", [KUBERNETES, SHARED], ids=lambda path: path.name)
+def test_kustomize_renders_the_manifests(directory):
+    done = run(tool("kubectl"), "kustomize", str(directory))
     assert done.returncode == 0, done.stderr
     rendered = list(yaml.safe_load_all(done.stdout))
-    assert len(rendered) == sum(len(documents(path)) for path in MANIFESTS)
+    assert len(rendered) == sum(len(documents(path)) for path in manifests(directory))
     for document in rendered:
         kubernetes_validate.validate(document, "1.33", strict=True)
         assert document["metadata"]["namespace"] == "penstock"
 
 
-def test_manifests_agree_with_each_other_and_with_the_image():
-    named = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
-    assert sorted(named) == [path.name for path in MANIFESTS]
+@pytest.mark.parametrize(
+    ("directory", "workloads"),
+    [
+        (
+            KUBERNETES,
+            (
+                ("StatefulSet", "penstock", "penstock-topics"),
+                ("Deployment", "penstock-queues", "penstock"),
+            ),
+        ),
+        (
+            SHARED,
+            (
+                ("StatefulSet", "penstock", "penstock-brokers"),
+                ("StatefulSet", "penstock", "penstock"),
+            ),
+        ),
+    ],
+    ids=["owner", "shared"],
+)
+def test_manifests_agree_with_each_other_and_with_the_image(directory, workloads):
+    named = yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]
+    assert sorted(named) == [path.name for path in manifests(directory)]
     user = next(
         rest
         for word, rest in instructions((DEPLOY / "docker/Dockerfile").read_text())
         if word == "USER"
     )
-    settings = yaml.safe_load(resource("ConfigMap", "penstock")["data"]["penstock.yaml"])
+    settings = yaml.safe_load(resource("ConfigMap", "penstock", directory)["data"]["penstock.yaml"])
     stopping = sum(int(settings[key].rstrip("s")) for key in ("shutdown_delay", "shutdown_timeout"))
-    for kind, name, service in (
-        ("StatefulSet", "penstock", "penstock-topics"),
-        ("Deployment", "penstock-queues", "penstock"),
-    ):
-        spec = resource(kind, name)["spec"]
+    for kind, name, service in workloads:
+        spec = resource(kind, name, directory)["spec"]
         pod, labels = spec["template"]["spec"], spec["template"]["metadata"]["labels"]
         assert spec["selector"]["matchLabels"].items() <= labels.items()
         everywhere = labels | {"app.kubernetes.io/name": "penstock"}  # kustomize adds it
-        target = resource("Service", service)["spec"]
+        target = resource("Service", service, directory)["spec"]
         assert target["selector"].items() <= everywhere.items()
         (container,) = pod["containers"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -209,6 +239,8 @@ def test_manifests_agree_with_each_other_and_with_the_image():
         hosts = Origins(hosts=settings["http_server"]["hosts"])
         for ending in ("", ".penstock", ".penstock.svc", ".penstock.svc.cluster.local"):
             assert hosts.has_host(f"{service}{ending}:6632")
+        if service == "penstock-brokers":
+            assert hosts.has_host(f"{name}-0.{service}.penstock:6632")
         assert not hosts.has_host("rebound.example:6632")
 
 
@@ -217,8 +249,23 @@ def test_what_the_brokers_are_given_are_settings(tmp_path):
         loaded = load(None, environment)
         assert not loaded.warnings, (origin, loaded.warnings)
     file = tmp_path / "penstock.yaml"
-    file.write_text(resource("ConfigMap", "penstock")["data"]["penstock.yaml"])
-    assert load(file, {}).config.shutdown_delay == 10
+    for directory, placement in ((KUBERNETES, "local"), (SHARED, "shared")):
+        file.write_text(resource("ConfigMap", "penstock", directory)["data"]["penstock.yaml"])
+        config = load(file, {}).config
+        assert config.shutdown_delay == 10
+        assert config.topics.placement == placement
+
+
+def test_kafka_clients_reach_each_of_the_equal_brokers_by_name():
+    spec = resource("StatefulSet", "penstock", SHARED)["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    given = {one["name"]: one.get("value") for one in container["env"]}
+    service = resource("Service", spec["serviceName"], SHARED)
+    assert service["spec"]["clusterIP"] == "None"
+    address = f"$(PENSTOCK_SERVER_NAME).{spec['serviceName']}.penstock:{PORTS['kafka']}"
+    assert given["PENSTOCK_KAFKA_SERVER_ADVERTISED"] == address
+    names = list(given)  # Kubernetes replaces a variable that comes before
+    assert names.index("PENSTOCK_SERVER_NAME") < names.index("PENSTOCK_KAFKA_SERVER_ADVERTISED")
 
 
 def test_systemd_accepts_the_unit_and_finds_it_hardened(tmp_path):
