@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
-import psutil
 import uvloop
 
 from bench.harness import Contest, Figure, spread
 from bench.peer import logs
 from bench.peer.logs import Log, Missing
-from bench.peer.rounds import Match
+from bench.peer.rounds import Match, cpu_of
 from bench.topics import connect, fetch_all, process, receive, scratch
 from penstock.config.schema import KafkaServerSettings as KafkaSettings
 from penstock.config.schema import TcpServerSettings as TcpSettings
@@ -89,18 +88,14 @@ async def serve(directory: Path, fsync: Any) -> None:
 
 
 @contextmanager
-def penstock(fsync: str) -> Iterator[tuple[dict[str, int], psutil.Process]]:
+def penstock(fsync: str) -> Iterator[tuple[dict[str, int], int]]:
+    """Run the child process; yield its ports and its process id."""
     with scratch() as directory:
         command = (sys.executable, "-m", "bench.kafka", str(directory), fsync)
         with process(*command, stdout=subprocess.PIPE) as running:
             assert running.stdout is not None
             ports = json.loads(running.stdout.readline())
-            yield ports, psutil.Process(running.pid)
-
-
-def _cpu(server: psutil.Process) -> float:
-    times = server.cpu_times()
-    return float(times.user + times.system)
+            yield ports, running.pid
 
 
 def produce(port: int, topic: str, count: int = RECORDS) -> None:
@@ -144,9 +139,9 @@ def cpu_figures() -> Iterable[Figure]:
                 topic = f"cpu-{number}"
                 if work is produce:
                     produce(ports["kafka"], topic, 1000)
-                before, began = _cpu(server), time.perf_counter()
+                before, began = cpu_of(server), time.perf_counter()
                 work(ports["kafka"], topic)
-                costs.append((_cpu(server) - before) / RECORDS * 1e6)
+                costs.append((cpu_of(server) - before) / RECORDS * 1e6)
                 rates.append(RECORDS / (time.perf_counter() - began))
             cost = statistics.median(costs)
             yield Figure(

@@ -122,6 +122,20 @@ class ReadyReader(DataSourceReader):
             yield batch.slice(0, min(MAX_ROWS, partition.value - begin))
 
 
+def micro_batches(writer: Any, checkpoint: str) -> float:
+    """Micro-batches a second, by the median time of a batch."""
+    query = (
+        writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
+    )
+    try:
+        while len(query.recentProgress) < MICRO_BATCHES:
+            query.awaitTermination(0.05)
+        times = [int(p["durationMs"]["triggerExecution"]) for p in query.recentProgress]
+    finally:
+        query.stop()
+    return 1000 / statistics.median(times[1:])
+
+
 class Pipeline(SparkTopic):
     """A topic of records of 100 bytes, and the same as Parquet."""
 
@@ -154,21 +168,7 @@ class Pipeline(SparkTopic):
         return 1 / took
 
     def batches(self, reader: Any) -> float:
-        """Micro-batches of 100 records a second, by their median."""
-        query = (
-            reader.load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", self.checkpoint())
-            .trigger(processingTime="0 seconds")
-            .start()
-        )
-        try:
-            while len(query.recentProgress) < MICRO_BATCHES:
-                query.awaitTermination(0.05)
-            times = [int(p["durationMs"]["triggerExecution"]) for p in query.recentProgress]
-        finally:
-            query.stop()
-        return 1000 / statistics.median(times[1:])
+        return micro_batches(reader.load().writeStream.format("noop"), self.checkpoint())
 
     def micro_batches(self) -> float:
         return self.batches(self.stream().option("maxOffsetsPerTrigger", 100))
@@ -360,6 +360,26 @@ class QueueSetup:
             warm_up=0,
         )
         yield Contest(
+            "Spark writes a topic exactly once",
+            "records/s",
+            lambda: self.write_topic(once=True),
+            lambda: self.write_topic(once=False),
+            "the same write without an appId",
+            at_least=0.85,
+            rounds=3,
+        )
+        yield Contest(
+            "Spark runs micro-batches of 100 records from a topic to a topic",
+            "batches/s",
+            self.topic_to_topic,
+            self.rate_to_nothing,
+            "Spark's own rate source, which reads nothing, to a sink that writes nothing",
+            at_least=0.67,
+            rounds=3,
+            warm_up=0,
+            note="by the median time of a batch",
+        )
+        yield Contest(
             "Spark writes a queue",
             "messages/s",
             self.write_ours,
@@ -455,6 +475,47 @@ class QueueSetup:
         writer = self._rows(count).write.format("penstock").mode("append").option("queue", "ours")
         writer.option("url", self.broker.url).option("appId", f"bench-{self.runs}").save()
         return count / (time.perf_counter() - began)
+
+    def write_topic(self, *, once: bool) -> float:
+        """Records a second of a write of a million records of 200 bytes by two tasks."""
+        self.runs += 1
+        count = int(1_000_000 * SCALE)
+        rows = self.spark.range(count, numPartitions=2).selectExpr(
+            "concat(CAST(id AS STRING), repeat('x', 193)) AS payload"
+        )
+        writer = self._to_topic(rows.write.mode("append"))
+        if once:
+            writer = writer.option("appId", f"bench-{self.runs}")
+        began = time.perf_counter()
+        writer.save()
+        return count / (time.perf_counter() - began)
+
+    def _to_topic(self, writer: Any) -> Any:
+        host, port = self.broker.tcp
+        writer = writer.format("penstock").option("broker", f"{host}:{port}")
+        return writer.option("topic", f"written-{self.runs}")
+
+    def topic_to_topic(self) -> float:
+        """Micro-batches of 100 records a second, read through the broker and written exactly once."""
+        self.write_topic(once=False)
+        host, port = self.broker.tcp
+        source = (
+            self.spark.readStream.format("penstock")
+            .option("broker", f"{host}:{port}")
+            .option("topic", f"written-{self.runs}")
+            .option("maxOffsetsPerTrigger", 100)
+        )
+        self.runs += 1
+        writer = self._to_topic(source.load().select("payload").writeStream)
+        return micro_batches(writer.option("appId", f"bench-{self.runs}"), self._checkpoint())
+
+    def rate_to_nothing(self) -> float:
+        source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100)
+        return micro_batches(source.load().writeStream.format("noop"), self._checkpoint())
+
+    def _checkpoint(self) -> str:
+        self.runs += 1
+        return str(self.directory / "checkpoints" / str(self.runs))
 
     def write_each(self) -> float:
         count, url = int(4_000 * SCALE), self.broker.url

@@ -30,7 +30,6 @@ from penstock.config import Config
 from penstock.database import Database
 from penstock.errors import Conflict
 from penstock.export.manager import Exports
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.io.fs import DISK
 from penstock.io.lock import DirectoryLock
 from penstock.metrics import Metrics, add_process
@@ -39,6 +38,7 @@ from penstock.queues.background.presence import Presence
 from penstock.queues.engine import Queues
 from penstock.queues.schema import SCHEMA
 from penstock.topics.groups import Groups
+from penstock.topics.moves import TopicMoves
 from penstock.topics.store import TopicStore
 from penstock.topics.write_claims import JOURNAL as SINKS
 
@@ -65,6 +65,9 @@ class Logs:
         self.groups = Groups(
             config.private_directory / "groups", self.topics, pool=pool, metrics=metrics
         )
+        self.moves = TopicMoves(
+            config.private_directory / "moves", self.topics, self.groups, database
+        )
         self.pipelines = Pipelines(config.private_directory, metrics)
         self.tier = self.topics.tier
         if self.tier is not None:
@@ -72,7 +75,7 @@ class Logs:
             self.tier.sinks = config.private_directory / "groups" / SINKS
 
     def parts(self) -> list["Part"]:
-        parts: list[Part] = [self.topics, self.groups, self.pipelines]
+        parts: list[Part] = [self.topics, self.groups, self.moves, self.pipelines]
         return parts if self.tier is None else [*parts, self.tier]
 
 
@@ -129,7 +132,8 @@ class Broker:
                 pool=self.pool,
                 metrics=self.metrics,
                 topics=self.logs.topics if self.logs else None,
-                queues=QueuesAdapter(self.queues, self.buffer),
+                queues=self.queues,
+                buffer=self.buffer,
             )
         self._running = AsyncExitStack()
         add_process(self.metrics)

@@ -55,6 +55,41 @@ def test_messages_that_were_not_delivered_go_back(url: str, queue: str, api: htt
     assert (totals["pending"], totals["processing"], totals["failed"]) == (10, 0, 0)
 
 
+def test_requeued_messages_come_again_in_the_order_of_their_priorities(
+    url: str, queue: str
+) -> None:
+    """kombu's integration tests, in the form that they have for Redis and MongoDB: one call of
+    `drain_events` delivers one message.
+    """
+    declared = kombu.Queue(queue, routing_key=queue, max_priority=10)
+    with kombu.Connection(url) as connection:
+        producer = kombu.Producer(connection)
+
+        def publish(body: str, priority: int) -> None:
+            producer.publish(body, routing_key=queue, declare=[declared], priority=priority)
+
+        def drain(count: int) -> list[kombu.Message]:
+            received: list[kombu.Message] = []
+            with kombu.Consumer(connection, [declared], on_message=received.append):
+                for number in range(count):
+                    connection.drain_events(timeout=30)
+                    assert len(received) == number + 1
+            return received
+
+        for body, priority in (("first", 3), ("second", 6), ("third", 3)):
+            publish(body, priority)
+        messages = drain(3)
+        assert messages[0].payload == "second"
+        for message in messages:
+            message.requeue()
+        publish("fourth", 9)
+        messages = drain(4)
+        assert [message.payload for message in messages[:2]] == ["fourth", "second"]
+        assert {message.payload for message in messages[2:]} == {"first", "third"}
+        for message in messages:
+            message.ack()
+
+
 def test_a_forked_child_has_a_connection_of_its_own(url: str, queue: str) -> None:
     with kombu.Connection(url) as connection, connection.SimpleQueue(queue) as simple:
         simple.put("parent")

@@ -11,7 +11,7 @@ from penstock.errors import PenstockError
 from penstock.log.producers import Producer
 from penstock.topics.shared.log import SharedLog
 from tests.support.postgres import Pair
-from tests.support.wait import eventually, until
+from tests.support.wait import eventually
 from tests.topics.shared.conftest import shared_topics
 from tests.topics.shared.test_log import values
 
@@ -27,13 +27,6 @@ def pair() -> Iterator[Pair]:
         yield servers
     finally:
         servers.remove()
-
-
-def cut_off(pair: Pair) -> None:
-    """Let the standby get nothing from now on."""
-    pair.standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
-    pair.standby.sql("SELECT pg_reload_conf()")
-    until(lambda: pair.primary.sql("SELECT count(*) FROM pg_stat_replication") == 0, SECONDS)
 
 
 async def append(log: SharedLog, value: bytes, producer: Producer | None = None) -> int:
@@ -55,7 +48,7 @@ async def test_an_asynchronous_standby_gives_no_offset_twice_and_the_gap_is_repo
         for i in range(lost_from):
             assert await append(log, b"%d" % i) == i
         await asyncio.to_thread(pair.primary.synchronous, "")
-        await asyncio.to_thread(cut_off, pair)
+        await asyncio.to_thread(pair.cut_off)
         before = topics.timeline
         seen = [await append(log, b"lost %d" % i) for i in range(lost_from, lost_to)]
         assert seen == list(range(lost_from, lost_to))

@@ -1,264 +1,289 @@
-"""Shared topics while brokers are killed and frozen and PostgreSQL is restarted: the ledger adds up.
+"""Shared topics while brokers, PostgreSQL and the object store fail: the ledger adds up.
 
-Three brokers on one database. Producers number their records: one over TCP and one of Kafka's, both
-idempotent, and a plain one over HTTP, for each topic. Nothing that was answered is lost, nothing is
-stored twice, each producer's records are in order, and a group of Kafka's clients gets everything.
+Three brokers on one database, four producers and four consumers for each topic. Brokers are killed
+and frozen, also in the middle of a move to the object store. PostgreSQL crashes and, in the long
+form, fails over. The store throttles, breaks and loses answers. Nothing that was answered is lost
+or stored twice, and every consumer gets everything, in order where the protocol promises one.
 """
 
 import asyncio
 import os
+import queue
 import random
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import confluent_kafka
 import httpx
 import pytest
 
 from penstock.client import Client
-from penstock.errors import PenstockError
 from tests.support.broker import BrokerProcess
 from tests.support.form import SOAK, pick
-from tests.support.postgres import Postgres
-from tests.support.wait import eventually, until
+from tests.support.object_stores import BUCKET, CREDENTIALS, Faults, faulty_proxy, s3_process
+from tests.support.postgres import Pair
+from tests.support.shared_ledger import IDEMPOTENT, ORDERED, Consumers, Producers
+from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("shared-topics")
 TOPICS = pick(short=2, usual=3, soak=20)
-KILLS = pick(short=2, usual=3, soak=30)
+KILLS = pick(short=2, usual=2, soak=30)  # each beside a broker that is frozen
 RESTARTS = pick(short=1, usual=1, soak=5)
-PATIENCE = 300.0
-MAX_QUEUED = 5000  # of the Kafka client, while a broker is away
-SETTINGS = {"database__acquire_timeout": 5, "database__pool_size": 10, "topics__tier_delay": 0.2}
+FAILOVERS = pick(short=0, usual=0, soak=3)
+KILLED_MOVES = pick(short=1, usual=1, soak=3)
+PAUSE = pick(short=0.01, usual=0.01, soak=0.1)
+PATIENCE = pick(short=60.0, usual=60.0, soak=600.0)
+SETTINGS = {
+    "database__acquire_timeout": 5,
+    "database__pool_size": 10,
+    "topics__shared_tier": f"s3://{BUCKET}/shared",
+    "topics__lease_time": 5,
+    "topics__tier_delay": 0.2,
+    "topics__tier_interval": 0.5,
+}
+FAULTS = ("throttle", "error", "slow", "cut", "lost")
 
 
 @pytest.fixture
-def server() -> Iterator[Postgres]:
-    postgres = Postgres("ledger")
+def servers() -> Iterator[Pair]:
+    pair = Pair()
     try:
-        postgres.create()
-        yield postgres
+        pair.primary.create()
+        if SOAK:
+            pair.rejoin()
+        yield pair
     finally:
-        postgres.remove()
+        pair.remove()
+
+
+class Cluster:
+    """Brokers, each with a proxy of its own before the store."""
+
+    def __init__(self, servers: Pair) -> None:
+        self.servers = servers
+        self.brokers: list[BrokerProcess] = []
+        self.faults: list[Faults] = []
+
+    def often(self) -> None:
+        """Let a fifth of the requests to the store fail."""
+        for one in self.faults:
+            one.choose = lambda method, path: (
+                random.choice(FAULTS) if random.random() < 0.2 else None
+            )
+
+    def never(self) -> None:
+        for one in self.faults:
+            one.never()
 
 
 @pytest.fixture
-def brokers(server: Postgres, tmp_path: Path) -> Iterator[list[BrokerProcess]]:
-    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
-    store = (tmp_path / "store").as_uri()
-    running = [
-        BrokerProcess(
-            tmp_path / f"broker{i}",
-            database_url=url,
-            topics__shared_tier=store,
-            topics__tier_interval=0.5,
-            **SETTINGS,
-        )
-        for i in range(3)
-    ]
-    try:
-        for broker in running:
-            broker.start()
-        yield running
-    finally:
-        for broker in running:
-            if broker.process is not None:
-                broker.process.send_signal(signal.SIGCONT)
-                broker.kill()
+def cluster(servers: Pair, tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(servers)
+    with ExitStack() as stack:
+        store = stack.enter_context(s3_process())
+        for i in range(3):
+            url, faults = stack.enter_context(faulty_proxy(store))
+            broker = BrokerProcess(
+                tmp_path / f"broker{i}",
+                database_url=servers.url(),
+                env={**CREDENTIALS, "AWS_ENDPOINT_URL": url},
+                **SETTINGS,
+            )
+            stack.callback(_end, broker)
+            broker.start(wait=False)
+            made.brokers.append(broker)
+            made.faults.append(faults)
+        for broker in made.brokers:
+            broker.wait_until_started()
+        yield made
 
 
-class Producers:
-    """What each of them sent and what was answered, by topic."""
-
-    def __init__(self) -> None:
-        self.acked: dict[str, dict[str, int]] = {}  # value -> offset, by topic
-        self.sent = Counter[str]()
-        self.ending = asyncio.Event()
-        self.stopping = threading.Event()
-
-    def value(self, topic: str, who: str) -> str:
-        key = f"{topic}/{who}"
-        self.sent[key] += 1
-        return f"{who}:{self.sent[key] - 1}"
-
-    def answered(self, topic: str, value: str, offset: int) -> None:
-        self.acked.setdefault(topic, {})[value] = offset
-
-    async def over_tcp(self, urls: list[str], topic: str) -> None:
-        async with Client(urls, timeout=10.0, retry_for=PATIENCE) as client:
-            while not self.ending.is_set():
-                value = self.value(topic, "tcp")
-                try:
-                    offset = await client.topic(topic).produce(value.encode())
-                except PenstockError:
-                    continue  # unknown: it may be there
-                self.answered(topic, value, offset)
-                await asyncio.sleep(0.005)
-
-    async def over_http(self, brokers: list[BrokerProcess], topic: str) -> None:
-        with httpx.Client(timeout=10.0) as http:
-            while not self.ending.is_set():
-                value = self.value(topic, "http")
-                broker = random.choice(brokers)
-                try:
-                    url = f"http://127.0.0.1:{broker.ports['http']}/topics/{topic}/produce"
-                    answer = await asyncio.to_thread(http.post, url, json={"payload": value})
-                except httpx.HTTPError:
-                    continue
-                if answer.status_code == 201:
-                    self.answered(topic, value, answer.json()["offset"])
-                else:
-                    assert answer.status_code == 503, answer.text
-                    assert answer.headers["retry-after"]
-                await asyncio.sleep(0.01)
-
-    def over_kafka(self, addresses: str, topics: list[str]) -> None:
-        producer = confluent_kafka.Producer(
-            {
-                "bootstrap.servers": addresses,
-                "enable.idempotence": True,
-                "message.timeout.ms": int(PATIENCE * 1000),
-                "socket.timeout.ms": 10_000,
-                "linger.ms": 5,
-                "log_level": 0,
-            }
-        )
-
-        def delivered(topic: str, value: str) -> Callable[[Any, Any], None]:
-            def note(error: Any, message: Any) -> None:
-                if error is None:
-                    self.answered(topic, value, message.offset())
-
-            return note
-
-        while not self.stopping.wait(0.01):
-            if len(producer) > MAX_QUEUED:
-                producer.poll(0.1)
-                continue
-            for topic in topics:
-                value = self.value(topic, "kafka")
-                producer.produce(topic, value.encode(), on_delivery=delivered(topic, value))
-            producer.poll(0)
-        assert producer.flush(PATIENCE) == 0
+def _end(broker: BrokerProcess) -> None:
+    if broker.process is not None:
+        broker.process.send_signal(signal.SIGCONT)
+        broker.kill()
 
 
-class GroupReader(threading.Thread):
-    """A member of a group of Kafka's clients that commits what it got."""
+async def kill_inside_a_move(cluster: Cluster) -> None:
+    """Kill the broker that moves records while it writes an object."""
+    moving: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for i, faults in enumerate(cluster.faults):
 
-    def __init__(self, addresses: str, topics: list[str]) -> None:
-        super().__init__(daemon=True)
-        self.seen: dict[str, set[str]] = {topic: set() for topic in topics}
-        self.ending = threading.Event()
-        self._addresses = addresses
+        def choose(method: str, path: str, mover: int = i) -> str | None:
+            if method not in ("PUT", "POST"):
+                return None
+            moving.put(mover)
+            return "slow"
 
-    def run(self) -> None:
-        consumer = confluent_kafka.Consumer(
-            {
-                "bootstrap.servers": self._addresses,
-                "group.id": "ledger",
-                "auto.offset.reset": "earliest",
-                "session.timeout.ms": 10_000,
-                "auto.commit.interval.ms": 500,
-                "log_level": 0,
-            }
-        )
-        consumer.subscribe(list(self.seen))
-        while not self.ending.is_set():
-            message = consumer.poll(0.2)
-            if message is not None and message.error() is None:
-                self.seen[message.topic()].add(message.value().decode())
-        consumer.close()
+        faults.slow_seconds, faults.choose = 1.0, choose
+    mover = cluster.brokers[await asyncio.to_thread(moving.get, True, PATIENCE)]
+    mover.kill()
+    for faults in cluster.faults:
+        faults.slow_seconds = 0.2
+    cluster.often()
+    await asyncio.to_thread(mover.start)
 
 
-async def everything(url: str, topic: str) -> list[tuple[int, str]]:
-    """All records of a topic with their offsets, as one broker has them."""
-    found: list[tuple[int, str]] = []
-    async with httpx.AsyncClient(timeout=60.0) as http:
-        offset = 0
-        while True:
-            params = {"offset": offset, "max_messages": 1000}
-            answer = await http.get(f"{url}/topics/{topic}/consume", params=params)
-            assert answer.status_code == 200, answer.text
-            records = answer.json()
-            if not records:
-                return found
-            found += [(one["offset"], one["payload"]) for one in records]
-            offset = found[-1][0] + 1
+async def fail_over(servers: Pair) -> None:
+    """Crash the primary; its synchronous standby has everything that was answered."""
+    await asyncio.to_thread(servers.primary.kill)
+    await asyncio.to_thread(servers.promote)
+    await asyncio.to_thread(servers.rejoin)
 
 
-async def disturb(brokers: list[BrokerProcess], server: Postgres) -> None:
-    """Kill and freeze brokers, and crash PostgreSQL now and then, while the others go on."""
-    restarts = set(random.sample(range(KILLS), min(RESTARTS, KILLS)))
+async def fail_over_with_loss(servers: Pair) -> None:
+    """Crash the primary; its standby was asynchronous, and lacks the last second."""
+    await asyncio.to_thread(servers.primary.synchronous, "")
+    await asyncio.to_thread(servers.cut_off)
+    await asyncio.sleep(1.0)
+    await asyncio.to_thread(servers.primary.kill)
+    await asyncio.to_thread(servers.promote)
+
+
+async def disturb(cluster: Cluster) -> None:
+    """Kill and freeze brokers, crash PostgreSQL and break the store, while the others continue."""
+    brokers, servers = cluster.brokers, cluster.servers
+    rounds = random.sample(range(KILLS), RESTARTS + FAILOVERS)
+    restarts, failovers = set(rounds[:RESTARTS]), set(rounds[RESTARTS:])
+    moves = set(range(0, KILLS, KILLS // KILLED_MOVES))
     for round_ in range(KILLS):
-        broker = brokers[round_ % len(brokers)]
-        assert broker.process is not None
-        frozen = brokers[(round_ + 1) % len(brokers)].process
+        if round_ in moves:
+            await kill_inside_a_move(cluster)
+        broker, frozen = brokers[round_ % 3], brokers[(round_ + 1) % 3].process
         assert frozen is not None
         os.kill(frozen.pid, signal.SIGSTOP)
         broker.kill()
         if round_ in restarts:
-            await asyncio.to_thread(server.kill)
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(servers.primary.kill)
+            await asyncio.to_thread(servers.primary.start)
+        if round_ in failovers:
+            await fail_over(servers)
         await asyncio.sleep(random.uniform(0.2, 1.0))
         os.kill(frozen.pid, signal.SIGCONT)
         await asyncio.to_thread(broker.start)
         await asyncio.sleep(random.uniform(0.2, 1.0))
+        print(f"round {round_ + 1} of {KILLS}", flush=True)
+    if SOAK:
+        await fail_over_with_loss(servers)
 
 
-@pytest.mark.timeout(pick(short=300, usual=300, soak=1800))
-async def test_nothing_answered_is_lost_or_doubled_while_brokers_die_and_freeze(
-    brokers: list[BrokerProcess], server: Postgres
-) -> None:
+async def everything(http: httpx.AsyncClient, url: str, topic: str) -> list[tuple[int, str]]:
+    """All records of a topic with their offsets, as one broker has them."""
+    stored: list[tuple[int, str]] = []
+    while True:
+        offset = stored[-1][0] + 1 if stored else 0
+        params = {"offset": offset, "max_messages": 1000}
+        answer = await http.get(f"{url}/topics/{topic}/consume", params=params)
+        assert answer.status_code == 200, answer.text
+        if not (records := answer.json()):
+            return stored
+        stored += [(one["offset"], one["payload"]) for one in records]
+
+
+@pytest.mark.timeout(pick(short=300, usual=300, soak=2400))
+async def test_nothing_answered_is_lost_or_doubled_while_everything_fails(cluster: Cluster) -> None:
     topics = [f"ledger-{i}" for i in range(TOPICS)]
-    urls = [broker.url for broker in brokers]
-    addresses = ",".join(broker.kafka for broker in brokers)
-    async with Client(urls) as client:
+    async with Client([broker.url for broker in cluster.brokers]) as client:
         for topic in topics:
             await client.topic(topic).create(shared=True)
-    producers, reader = Producers(), GroupReader(addresses, topics)
-    reader.start()
-    tasks = [
-        asyncio.create_task(work)
-        for topic in topics
-        for work in (producers.over_tcp(urls, topic), producers.over_http(brokers, topic))
-    ]
-    kafka = asyncio.create_task(asyncio.to_thread(producers.over_kafka, addresses, topics))
-    await eventually(lambda: all(len(producers.acked.get(one, ())) > 20 for one in topics), 60)
-    await disturb(brokers, server)
-    counts = {one: len(producers.acked[one]) for one in topics}
-    await eventually(
-        lambda: all(len(producers.acked[one]) > counts[one] + 20 for one in topics), PATIENCE
-    )
-    producers.ending.set()
-    producers.stopping.set()
-    async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*tasks, kafka)
+    producers = Producers(cluster.brokers, PATIENCE, PAUSE)
+    consumers = Consumers(cluster.brokers, topics)
+    consuming = consumers.start()
+    sending = producers.start(topics)
 
-    for topic in topics:
-        found = await everything(urls[0], topic)
-        for url in urls[1:]:
-            assert await everything(url, topic) == found
-        values = [value for _, value in found]
-        assert [offset for offset, _ in found] == list(range(len(found))), "offsets have gaps"
-        doubled = {value: n for value, n in Counter(values).items() if n > 1}
-        assert not doubled, f"{topic}: {doubled}"
-        acked = producers.acked[topic]
-        lost = acked.keys() - set(values)
-        assert not lost, f"{topic}: {sorted(lost)[:10]}"
-        places = {value: offset for offset, value in found}
-        wrong = {value for value, offset in acked.items() if places[value] != offset}
-        assert not wrong, f"{topic}: answered with other offsets: {sorted(wrong)[:10]}"
-        for who in ("tcp", "kafka"):
-            numbers = [int(one.partition(":")[2]) for one in values if one.startswith(f"{who}:")]
-            assert numbers == sorted(numbers), f"{topic}: {who} is out of order"
-        until(
-            lambda t=topic, v=set(values): reader.seen[t] >= v, PATIENCE, f"the group has {topic}"
-        )
-    reader.ending.set()
-    reader.join(PATIENCE)
+    def nothing_failed() -> None:
+        for task in (*consuming, *sending):
+            if task.done():
+                task.result()
+
+    try:
+        await _everyone_is_answered(producers, topics, nothing_failed)
+        cluster.often()
+        await disturb(cluster)
+        cluster.never()
+        await _everyone_is_answered(producers, topics, nothing_failed)
+        producers.ending.set()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*sending)
+        async with httpx.AsyncClient(timeout=60.0) as http:
+            for topic in topics:
+                await _check(http, cluster.brokers, topic, producers, consumers)
+    finally:
+        producers.ending.set()  # threads would keep the process alive
+        await consumers.stop()
     if SOAK:  # a short run may end before another broker takes over from a mover that was killed
         moved = "SELECT count(*) FROM penstock.shared_batches WHERE object IS NOT NULL"
-        assert await asyncio.to_thread(server.sql, moved)  # and much of it came from the store
+        assert await asyncio.to_thread(cluster.servers.primary.sql, moved)
+
+
+async def _everyone_is_answered(
+    producers: Producers, topics: list[str], nothing_failed: Callable[[], None]
+) -> None:
+    """Wait until each producer got further answers on each topic."""
+
+    def counts() -> Counter[tuple[str, str]]:
+        return Counter(
+            (topic, value.partition(":")[0])
+            for topic in topics
+            for value in list(producers.acked.get(topic, ()))
+        )
+
+    before = counts()
+    expected = [(topic, name) for topic in topics for name in ("tcp", "http", "websocket", "kafka")]
+
+    def all_went_on() -> bool:
+        nothing_failed()
+        after = counts()
+        return all(after[one] >= before[one] + 5 for one in expected)
+
+    await eventually(all_went_on, PATIENCE)
+
+
+async def _check(
+    http: httpx.AsyncClient,
+    brokers: list[BrokerProcess],
+    topic: str,
+    producers: Producers,
+    consumers: Consumers,
+) -> None:
+    stored = await everything(http, brokers[0].url, topic)
+    for broker in brokers[1:]:
+        assert await everything(http, broker.url, topic) == stored
+    details = (await http.get(f"{brokers[0].url}/topics/{topic}")).json()
+    gaps = [range(one["lost_from"], one["lost_to"]) for one in details["damage"]]
+    assert SOAK or not gaps
+    offsets = [offset for offset, _ in stored]
+    reported = {gap.start: gap.stop for gap in gaps}
+    next_offset = 0
+    for offset in offsets:
+        if offset != next_offset:
+            assert reported.get(next_offset) == offset, f"{topic}: a gap at {next_offset}"
+        next_offset = offset + 1
+    places = {value: offset for offset, value in stored}
+    doubled = [value for value, n in Counter(value for _, value in stored).items() if n > 1]
+    assert not doubled, f"{topic}: {doubled[:10]}"
+
+    acked = producers.acked[topic]
+    assert len(set(acked.values())) == len(acked), f"{topic}: an offset was answered twice"
+    wrong = [value for value, offset in acked.items() if places.get(value, offset) != offset]
+    assert not wrong, f"{topic}: stored at other offsets: {wrong[:10]}"
+    lost = {value: offset for value, offset in acked.items() if value not in places}
+    silent = [one for one, offset in lost.items() if not any(offset in gap for gap in gaps)]
+    assert not silent, f"{topic}: lost: {silent[:10]}"
+    for name in IDEMPOTENT:
+        numbers = [int(one.partition(":")[2]) for one in places if one.startswith(f"{name}:")]
+        assert numbers == sorted(numbers), f"{topic}: {name} is out of order"
+
+    for name, seen in consumers.seen.items():
+        try:
+            await eventually(lambda seen=seen: seen[topic].keys() >= places.keys(), PATIENCE)
+        except AssertionError:
+            missing = sorted(places[one] for one in places.keys() - seen[topic].keys())
+            raise AssertionError(f"{topic}: {name} did not get {missing[:10]}") from None
+        got = [offset for value, offset in seen[topic].items() if value in places]
+        if name in ORDERED:
+            assert got == offsets, f"{topic}: {name} got it out of order"
+        gone = [offset for value, offset in seen[topic].items() if value not in places]
+        assert all(any(offset in gap for gap in gaps) for offset in gone), f"{topic}: {name}"

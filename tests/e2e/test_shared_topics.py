@@ -6,18 +6,23 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
+import asyncpg
 import confluent_kafka
 import httpx
 import pytest
+from asyncpg.transaction import Transaction
 from confluent_kafka.admin import AdminClient, NewTopic
 from websockets.asyncio.client import connect
 
+from penstock.cli.topic import commands
 from penstock.client import Client
 from penstock.database.embedded import EmbeddedPostgres
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
-from tests.support.wait import until
+from tests.support.cli import CliRunner
+from tests.support.wait import eventually, until
 
 pytestmark = pytest.mark.xdist_group("shared-topics")
 SECONDS = 60.0
@@ -212,3 +217,160 @@ async def test_a_broker_frozen_in_the_middle_of_an_append_blocks_nobody(
     ours = [b"o%d" % i for i in range(20)]
     assert sorted(stored) == sorted([b"first", *(b"f%d" % i for i in range(200)), *ours])
     assert [value for value in stored if value[:1] == b"o"] == ours
+
+
+async def test_a_local_topic_moves_with_its_offsets_groups_and_producers(
+    brokers: list[BrokerProcess], topic: str
+) -> None:
+    here, there = brokers
+    async with Client(here.url) as client, Client(there.url) as other:
+        for name, options in ((topic, {}), (f"{topic}-k", {"format": "kafka", "partitions": 2})):
+            await client.topic(name).create(**options)
+            for i in range(20):
+                for partition in range(options.get("partitions", 1)):
+                    first = await client.topic(name).produce(
+                        *numbers(i * 50, 50), partition=partition
+                    )
+                    assert first == i * 50
+            await client.topic(name).group("billing").commit(123)
+            producer = confluent_kafka.Producer(
+                {"bootstrap.servers": here.kafka, "enable.idempotence": True}
+            )
+            producer.produce(name, b"before", partition=0)
+            assert producer.flush(SECONDS) == 0
+            if options:
+                await client.admin.move_topic(name)
+            else:
+                call = ["move", name, "--shared", "--url", here.url]
+                moved = await asyncio.to_thread(CliRunner().invoke, commands, call)
+                assert moved.exit_code == 0, moved.stderr
+                assert "shared" in moved.stdout
+            producer.produce(name, b"after", partition=0)  # its sequence continues
+            assert producer.flush(SECONDS) == 0
+            assert await client.topic(name).produce(b"here", partition=0) == 1002
+            assert await other.topic(name).produce(b"there", partition=0) == 1003
+            for one in (client, other):
+                read = [(r.offset, r.payload) async for r in one.topic(name).read()]
+                values = [*numbers(0, 1000), b"before", b"after", b"here", b"there"]
+                assert read == list(enumerate(values))
+                assert (await one.topic(name).group("billing").committed())[0] == 123
+        assert await other.topic(f"{topic}-k").next_offset(partition=1) == 1000
+        answer = await asyncio.to_thread(httpx.get, f"{there.url}/topics/{topic}/move")
+        assert answer.json()["state"] == "shared"
+        await client.admin.move_topic(topic)  # it is there already
+
+
+async def test_a_move_continues_after_kills_in_each_of_its_states(
+    postgres: EmbeddedPostgres, tmp_path: Path, topic: str
+) -> None:
+    """A lock on a table stops the move before a statement, a lock on the row inside of it. Such a
+    statement is executed although its broker is gone by then.
+    """
+    url = await asyncio.to_thread(fresh_database, postgres, migrated=True)
+    broker = BrokerProcess(tmp_path / "broker", database_url=url)
+    values = numbers(0, 8)
+    connections = [
+        await asyncpg.connect(url, server_settings={"search_path": "penstock"}) for _ in range(3)
+    ]
+    watcher, for_table, for_row = connections
+
+    async def lock(connection: asyncpg.Connection, sql: str) -> Transaction:
+        transaction = connection.transaction()
+        await transaction.start()
+        await connection.execute(sql)
+        return transaction
+
+    async def stopped(statement: str, by: str, count: int = 1) -> int:
+        """Return the process that waits in a statement, when so many do."""
+
+        async def enough() -> int | None:
+            rows = await watcher.fetch(
+                """SELECT pid FROM pg_stat_activity WHERE datname = current_database()
+                      AND (wait_event = 'relation') = $2 AND wait_event_type = 'Lock'
+                      AND position($1 IN query) > 0""",
+                *(statement, by == "table"),
+            )
+            return rows[0]["pid"] if len(rows) == count else None
+
+        return int(await eventually(enough))
+
+    row = "SELECT FROM shared_logs FOR UPDATE"
+    copy, switch = "next_offset = $3", "moving = false"
+    try:
+        await asyncio.to_thread(broker.start)
+        move = f"{broker.url}/topics/{topic}/move"
+        async with Client(broker.url, retry_for=SECONDS) as client:
+            await client.topic(topic).produce(*values[:7])
+            await client.topic(topic).group("billing").commit(3)
+        table_lock = await lock(for_table, "LOCK TABLE shared_batches IN SHARE MODE")
+        begun = await asyncio.to_thread(httpx.post, move, timeout=SECONDS)
+        assert begun.json()["state"] == "copying"
+        await stopped(copy, "table")
+        row_lock = await lock(for_row, row)
+        await table_lock.commit()
+        await stopped(copy, "row")
+        async with Client(broker.url, retry_for=SECONDS) as client:
+            assert await client.topic(topic).produce(values[7]) == 7
+        broker.kill()  # while it copies
+        await asyncio.to_thread(broker.start)
+        # The statement of the killed broker has a record less than the one from the same offset on.
+        await stopped(copy, "row", 2)
+        table_lock = await lock(for_table, "LOCK TABLE shared_producers IN SHARE MODE")
+        await row_lock.commit()
+
+        before_switch = await stopped(switch, "table")
+        state = (await asyncio.to_thread(httpx.get, move)).json()
+        assert (state["state"], state["copied"], state["total"]) == ("closing", 8, 8)
+        broker.kill()  # before the switch
+        await watcher.execute("SELECT pg_terminate_backend($1)", before_switch)
+        await asyncio.to_thread(broker.start)
+        await stopped(switch, "table")
+        produce = f"{broker.url}/topics/{topic}/produce"
+        for method, address, body in (
+            ("POST", produce, {"payloads": ["no"]}),
+            ("DELETE", f"{broker.url}/topics/{topic}", None),
+        ):
+            refused = await asyncio.to_thread(httpx.request, method, address, json=body)
+            assert refused.status_code == 503, refused.text
+        row_lock = await lock(for_row, row)
+        await table_lock.commit()
+        await stopped(switch, "row")
+        broker.kill()  # before the answer of the switch
+        await row_lock.commit()
+        await eventually(lambda: watcher.fetchval("SELECT NOT bool_or(moving) FROM shared_logs"))
+
+        await asyncio.to_thread(broker.start)
+        async with Client(broker.url, retry_for=SECONDS) as client:
+            await client.admin.move_topic(topic)
+            assert await client.topic(topic).produce(b"later") == 8
+            read = [(r.offset, r.payload) async for r in client.topic(topic).read()]
+            assert read == list(enumerate([*values, b"later"]))
+            assert (await client.topic(topic).group("billing").committed())[0] == 3
+        info = (await asyncio.to_thread(httpx.get, f"{broker.url}/topics/{topic}")).json()
+        assert info["placement"] == "shared"
+    finally:
+        broker.stop()
+        for connection in connections:
+            await connection.close()
+
+
+async def test_a_group_skips_nothing_that_another_broker_has_just_appended(
+    brokers: list[BrokerProcess], topic: str
+) -> None:
+    """PostgreSQL hands out ranges, and a broker may not have heard of their records yet."""
+    async with (
+        Client(brokers[0].url) as here,
+        Client(brokers[1].url) as there,
+        httpx.AsyncClient(base_url=f"{brokers[1].url}/topics/{topic}", timeout=SECONDS) as http,
+    ):
+        await here.topic(topic).create(shared=True)
+        got = []
+        for value in numbers(0, 20):
+            offset = await here.topic(topic).produce(value)
+            answer = await http.get("/consume", params={"offset": offset})
+            assert [one["payload"].encode() for one in answer.json()] == [value]
+        for value in numbers(20, 20):
+            await here.topic(topic).produce(value)
+            async for batch in there.topic(topic).group("workers").take(follow=False):
+                got += [bytes(record.payload) for record in batch]
+        assert got == numbers(0, 40)

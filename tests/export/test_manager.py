@@ -25,7 +25,7 @@ async def test_a_route_made_again_under_its_name_is_not_taken_for_the_one_before
     queues = FakeQueues()
     spec = {"destination": {"type": "queue", "queue": "orders"}, "batch": {"records": 10}}
     metrics = Metrics()
-    async with exports(tmp_path, {}, queues=queues, metrics=metrics) as running:
+    async with exports(tmp_path, {}, queues=queues, buffer=queues, metrics=metrics) as running:
         for _ in range(2):
             assert 'route="r"' not in metrics.text().decode(), "what is gone is not counted on"
             route = await running.create("r", spec)
@@ -35,7 +35,9 @@ async def test_a_route_made_again_under_its_name_is_not_taken_for_the_one_before
     assert list(queues.stored.values()) == [record(1), record(2)] * 2
     in_memory = spec | {"queue": {"type": "memory"}}
     for _ in range(2):
-        async with exports(tmp_path / "m", {"m": in_memory}, queues=queues) as running:
+        async with exports(
+            tmp_path / "m", {"m": in_memory}, queues=queues, buffer=queues
+        ) as running:
             await running.get("m").push([record(3)])
             await eventually(lambda running=running: running.get("m").queue.books.delivered == 1)
     assert list(queues.stored.values())[4:] == [record(3)] * 2

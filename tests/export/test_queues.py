@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.types import Item, PopRequest
 from tests.export.making import exports, http_route, status_of
@@ -34,7 +33,7 @@ async def test_while_the_database_is_down_a_route_delivers_into_the_buffer_behin
     store = Store()
     async with (
         buffering(tmp_path / "b", store) as buffer,
-        exports(tmp_path / "x", {"r": INTO}, queues=QueuesAdapter(store, buffer)) as routes,
+        exports(tmp_path / "x", {"r": INTO}, queues=store, buffer=buffer) as routes,
     ):
         route = routes.get("r")
         store.go(False)
@@ -54,7 +53,7 @@ async def test_a_route_does_not_overtake_qos0_events_nor_a_backlog_that_is_being
     store = Store()
     async with (
         buffering(tmp_path / "b", store) as buffer,
-        exports(tmp_path / "x", {"r": INTO}, queues=QueuesAdapter(store, buffer)) as routes,
+        exports(tmp_path / "x", {"r": INTO}, queues=store, buffer=buffer) as routes,
     ):
         route = routes.get("r")
         await buffer.push(items('"qos0"'), buffer_ms=60_000)  # waits for its batch
@@ -88,7 +87,7 @@ async def test_maintenance_holds_for_routes_too(tmp_path: Path, database_url: st
     ):
         out = http_route(destination.url) | {"source": {"queue": "orders"}}
         async with exports(
-            tmp_path, {"into": INTO, "out": out}, queues=QueuesAdapter(queues, buffer)
+            tmp_path, {"into": INTO, "out": out}, queues=queues, buffer=buffer
         ) as routes:
             into = routes.get("into")
             await buffer.maintenance.switch(push=True, pop=True)
@@ -108,7 +107,7 @@ async def test_a_full_queue_is_tried_again_and_nothing_is_doubled(tmp_path: Path
     store.full = lambda item: len(store.payloads()) >= 4
     async with (
         buffering(tmp_path / "b", store) as buffer,
-        exports(tmp_path / "x", {"r": INTO}, queues=QueuesAdapter(store, buffer)) as routes,
+        exports(tmp_path / "x", {"r": INTO}, queues=store, buffer=buffer) as routes,
     ):
         route = routes.get("r")
         await route.push(records(10))
@@ -127,7 +126,7 @@ async def test_real_queues_are_read_and_written_by_routes(tmp_path: Path, databa
         await queues.push([Item("orders", record(number)) for number in range(60)])
         out = http_route(destination.url) | {"source": {"queue": "orders", "group": "lake"}}
         async with exports(
-            tmp_path, {"out": out, "into": INTO}, queues=QueuesAdapter(queues, buffer)
+            tmp_path, {"out": out, "into": INTO}, queues=queues, buffer=buffer
         ) as routes:
             await eventually(lambda: len(set(destination.ids)) == 60)
             await routes.get("into").push(records(25))
@@ -158,7 +157,7 @@ async def test_a_lease_lives_while_its_messages_wait_for_room_and_ends_with_a_dr
         await queues.push([Item("orders", record(number, 900)) for number in range(10)])
         spec = http_route(destination.url, batch={"records": 10, "bytes": 1000}, max_size=4)
         out = spec | {"source": {"queue": "orders"}}
-        async with exports(tmp_path, {"out": out}, queues=QueuesAdapter(queues, buffer)) as routes:
+        async with exports(tmp_path, {"out": out}, queues=queues, buffer=buffer) as routes:
             route = routes.get("out")
             await route.pause()
             left = "SELECT extract(epoch FROM expires_at - clock_timestamp()) AS left FROM leases"
@@ -191,7 +190,7 @@ async def test_a_route_from_queue_to_queue_keeps_the_headers(tmp_path: Path, dat
         }
         for name in into:
             into[name] = into[name] | {"destination": {"type": "queue", "queue": name}}
-        async with exports(tmp_path, into, queues=QueuesAdapter(queues, buffer)) as routes:
+        async with exports(tmp_path, into, queues=queues, buffer=buffer) as routes:
             headers = b'{"tenant":"a"}'
             sent = [(record(1), headers), (record(2), None), (alike, None), (alike, headers)]
             await queues.push([Item("orders", one, headers=head) for one, head in sent])
@@ -223,7 +222,7 @@ async def test_headers_leave_in_an_envelope_or_as_those_of_the_request(
             "apart": http_route(apart.url, target=raw) | source,
         }
         whole.field = "payload"
-        async with exports(tmp_path, each, queues=QueuesAdapter(queues, buffer)):
+        async with exports(tmp_path, each, queues=queues, buffer=buffer):
             headers = b'{"Tenant":"a","text":"\\u00e9 \\"%\\n"}'
             items = [Item("orders", record(1), transaction_id="t", headers=headers)]
             await queues.push([*items, Item("orders", record(2))])

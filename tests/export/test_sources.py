@@ -15,7 +15,7 @@ from penstock.export.destinations.postgres import PostgresDestination, PostgresT
 from penstock.export.payload import FRAMES, join
 from penstock.log.layout import DATA
 from penstock.metrics import Metrics
-from penstock.queues.types import Item
+from penstock.queues.types import Ack, Item, PopRequest
 from tests.export.making import exports, http_route, kill, status_of
 from tests.export.scripted import ScriptedDestination, record
 from tests.support.topics import everything, running
@@ -153,26 +153,33 @@ class FakeQueues:
         self.acked: list[Any] = []
         self.stored: dict[str, bytes] = {}
 
-    async def pop(self, queue: str, group: str, batch: int, timeout: float, holder: int) -> Any:
-        if self.waiting:
-            return [SimpleNamespace(payload=payload) for payload in self.waiting.pop(0)]
-        await asyncio.sleep(0.01)
-        return []
+    @property
+    def groups(self) -> "FakeQueues":
+        return self
 
-    async def ack(self, popped: list[Any], group: str) -> None:
-        self.acked.append([message.payload for message in popped])
+    async def pop(self, _request: PopRequest) -> Any:
+        payloads = self.waiting.pop(0) if self.waiting else []
+        if not payloads:
+            await asyncio.sleep(0.01)
+        about = {"transaction_id": "", "partition_id": "", "lease_id": ""}
+        return SimpleNamespace(messages=[SimpleNamespace(payload=one, **about) for one in payloads])
 
-    async def renew(self, popped: Any, seconds: int) -> None: ...
+    async def ack(self, acks: list[Ack]) -> None:
+        self.acked.append(len(acks))
 
-    async def release(self, queue: str, group: str, holder: int) -> int:
+    async def extend(self, _lease: str, _seconds: int) -> None: ...
+
+    async def release(self, _queue: str, _group: str, _holder: int) -> int:
         return 0
 
-    async def lag(self, queue: str, group: str) -> int:
+    async def lag(self, _queue: str, _group: str) -> int:
         return sum(map(len, self.waiting))
 
-    async def push(self, items: list[Item]) -> None:
+    async def push(self, items: list[Item]) -> list[Any]:
+        """Store messages as the buffer does."""
         for item in items:
             self.stored.setdefault(item.transaction_id, item.payload)
+        return []
 
 
 async def test_a_queue_is_read_through_its_group_and_acknowledged_when_it_is_safe(tmp_path: Path):
@@ -180,7 +187,7 @@ async def test_a_queue_is_read_through_its_group_and_acknowledged_when_it_is_saf
     queues.waiting = [[record(n * 10 + each) for each in range(10)] for n in range(5)]
     async with ScriptedDestination() as destination:
         spec = http_route(destination.url) | {"source": {"queue": "orders"}}
-        async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
+        async with exports(tmp_path, {"r": spec}, queues=queues, buffer=queues) as routes:
             await eventually(lambda: len(destination.ids) == 50)
             await eventually(lambda: len(queues.acked) == 5)
             assert status_of(routes.get("r"))["source"] == {"queue": "orders", "group": "r"}
@@ -192,7 +199,7 @@ async def test_a_queue_is_not_popped_while_there_is_no_room_for_more(tmp_path: P
     queues.waiting = [[record(number)] for number in range(10)]
     async with ScriptedDestination() as destination:
         spec = http_route(destination.url, max_size=3) | {"source": {"queue": "orders"}}
-        async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
+        async with exports(tmp_path, {"r": spec}, queues=queues, buffer=queues) as routes:
             route = routes.get("r")
             await route.pause()
             await eventually(lambda: route.queue.count == 3)
@@ -206,7 +213,7 @@ async def test_a_queue_is_not_popped_while_there_is_no_room_for_more(tmp_path: P
 async def test_a_queue_is_written_to_and_drops_what_it_has_seen(tmp_path: Path):
     queues = FakeQueues()
     spec = {"destination": {"type": "queue", "queue": "orders"}, "batch": {"records": 10}}
-    async with exports(tmp_path, {"r": spec}, queues=queues) as routes:
+    async with exports(tmp_path, {"r": spec}, queues=queues, buffer=queues) as routes:
         route = routes.get("r")
         await route.push([record(number) for number in range(25)])
         await eventually(lambda: route.queue.count == 0)

@@ -479,3 +479,6 @@ async def test_messages_that_are_deleted_while_they_are_taken_are_not_delivered(
     # From several partitions: the claim and the read are two statements.
     popped = await pop(queues, "q", 4, partitions=2, wait=True, timeout=20)
     assert values(popped) == left
+    await complete(queues, popped)  # nothing is left of the lease, so the partition is free again
+    following = await pop(queues, "q", 10, wait=True, timeout=5)
+    assert values(following) == list(range(left[-1] + 1, 10))

@@ -194,7 +194,8 @@ def faulty_proxy(target: str) -> Iterator[tuple[str, Faults]]:
                 middle = len(content) // 2
                 content = content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
             size = answer.getheader("content-length") if self.command == "HEAD" else None
-            self._answer(answer.status, answer.getheaders(), content, size)
+            with contextlib.suppress(ConnectionError):  # the client was killed
+                self._answer(answer.status, answer.getheaders(), content, size)
 
         def _answer(
             self,

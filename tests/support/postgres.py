@@ -160,6 +160,13 @@ class Pair:
         self.standby.follow(self.primary)
         self.primary.synchronous("*")
 
+    def cut_off(self) -> None:
+        """Let the standby get nothing from now on."""
+        self.standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
+        self.standby.sql("SELECT pg_reload_conf()")
+        replicas = "SELECT count(*) FROM pg_stat_replication"
+        until(lambda: self.primary.sql(replicas) == 0, 120, "the standby is cut off")
+
     def restore(self) -> None:
         """What a test before may have left frozen, stopped or apart is a pair again."""
         self.primary.thaw()

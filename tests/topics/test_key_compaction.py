@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageError
+from penstock.log.batches.by_key import TOMBSTONE_SECONDS
 from penstock.log.producers import Producer
 from penstock.log.verify import verify
 from penstock.protocol.kafka_batch import KafkaRecord, NewRecord
-from penstock.topics.key_compaction import TOMBSTONE_SECONDS
 from penstock.topics.topic import Topic
 from tests.support.faults import CHANGES, HOWS, FaultyFs
 from tests.support.form import pick

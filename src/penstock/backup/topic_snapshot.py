@@ -163,7 +163,7 @@ def _cut(snapshot: TopicSnapshot, metadata: int) -> None:
 
 
 def _sealed_end(snapshot: TopicSnapshot) -> int:
-    """The offset after the last record of the sealed segments; 0 when there are none."""
+    """Return the offset after the last record of the sealed segments; 0 when there are none."""
     for name in sorted(snapshot.files, reverse=True):
         if name == INDEX or not name.endswith(".idx"):
             continue

@@ -41,7 +41,7 @@ log = logging.getLogger("penstock.celery")
 
 UNLIMITED_BATCH = 100  # messages that a consumer without a prefetch count takes at once
 PRIORITY_STEPS = (0, 3, 6, 9)  # the higher number is delivered first
-# A message of a task is not tried for ever: what kills its worker this often is a dead letter.
+# A message that kills its worker `retryLimit` times becomes a dead letter.
 QUEUE_OPTIONS = {
     "ordering": "none",
     "leaseTime": 60,  # it is renewed; after a kill its messages come again when it ends
@@ -76,7 +76,9 @@ class Source:
 
     @property
     def transient(self) -> bool:
-        """Whether it holds broadcasts or replies: they are acknowledged when they are taken."""
+        """Return whether it has broadcasts or replies, which are acknowledged when they are
+        taken.
+        """
         return self.partition is not None or self.group is not None
 
     def pop_target(self, batch: int, wait: float) -> str:
@@ -223,7 +225,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
     # Publish
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
-        """Text stays as it is, so that a person can read it in the Console."""
+        """Keep text as it is, so that people can read it in the Console."""
         return (body, None) if isinstance(body, str) else super().encode_body(body, encoding)
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
@@ -309,7 +311,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         raise Empty
 
     def _message(self, raw: dict[str, Any], queue: str) -> Any:
-        """The message of kombu. What is not one becomes a dead letter."""
+        """Return the message of kombu. Anything else becomes a dead letter."""
         try:
             return self.Message(raw, channel=self)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -320,7 +322,9 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         return self.source(queue).transient or bool(self.qos.can_consume())
 
     def wanted(self) -> int:
-        """How many messages may be taken now: up to the prefetch count, and those held ahead."""
+        """Return how many messages may be taken now: up to the prefetch count, and those held
+        ahead.
+        """
         undelivered = self.connection.undelivered(self)
         if undelivered > self._ahead // 2:
             return 0
@@ -356,7 +360,9 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             self.connection.return_ready(self)
 
     def _opened(self, answer: HttpAnswer, source: Source) -> Iterable[dict[str, Any]]:
-        """The messages in the answer to a pop, as kombu has them, each with a tag of ours."""
+        """Return the messages in the answer to a pop, as kombu has them, each with a tag of
+        ours.
+        """
         popped = understood(_popped.decode, answer.body) if answer.body else Popped()
         lease_seconds = float(answer.headers.get("lease-time") or 0)
         for one in popped.messages:
@@ -396,7 +402,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         return True
 
     def _size(self, queue: str) -> int:
-        """The messages that are not delivered."""
+        """Return the number of messages that are not delivered."""
         self.connection.settler.flush(FLUSH_SECONDS)
         return sum(self._waiting(name) for name in self._stored(queue))
 
@@ -426,7 +432,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             self.connection.created.discard(name)
 
     def _stored(self, queue: str) -> list[str]:
-        """The queues of Penstock that hold only messages of this one."""
+        """Return the queues of Penstock that have only messages of this one."""
         source = self.source(queue)
         if source.namespace is not None:
             return [_step_name(queue, step) for step in self.priority_steps]
@@ -442,7 +448,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
     def _forget_idle_groups(self, queue: str) -> None:
         """Remove listeners that were killed: they could not remove themselves."""
         now = datetime.now(UTC)
-        for group in self.connection.line.json("GET", "/api/v1/consumer-groups"):
+        for group in self.connection.line.json("GET", "/api/v1/consumer-groups", queue=queue):
             if queue in group["topics"] and not group["members"]:
                 created = datetime.fromisoformat(group["subscriptionCreatedAt"])
                 if (now - created).total_seconds() > IDLE_GROUP_SECONDS:
@@ -469,7 +475,7 @@ def _step_name(queue: str, step: int) -> str:
 
 
 def _future(headers: Any) -> str | None:
-    """The eta of a task, if it is in the future."""
+    """Return the eta of a task, if it is in the future."""
     eta = headers.get("eta") if isinstance(headers, dict) else None
     try:
         at = datetime.fromisoformat(eta) if isinstance(eta, str) else None
@@ -481,7 +487,7 @@ def _future(headers: Any) -> str | None:
 
 
 def _expired(expiration: Any, created_at: datetime) -> bool:
-    """Whether a message with an expiration in milliseconds, as AMQP has it, is too old."""
+    """Return whether a message with an expiration in milliseconds, as in AMQP, is too old."""
     try:
         age = datetime.now(UTC) - created_at
         return expiration is not None and age.total_seconds() * 1000 > float(expiration)

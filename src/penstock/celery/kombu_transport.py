@@ -1,12 +1,12 @@
-"""The transport: waits for messages of all queues at once.
+"""The transport: wait for messages of all queues at once.
 
 Each consumed queue has one pop that waits at the broker, on a socket of its own. Celery's event
 loop (prefork, threads and solo) watches the sockets; `drain_events` (gevent, and programs that use
 kombu) polls them. No queue is asked again and again.
 
 A broken socket is not an error of kombu's connection: the pop is sent again, to the next broker if
-the URL names several, and leases stay valid. Only when no broker answers for `patience` seconds the
-error reaches Celery, which then connects again in its own way.
+the URL names several, and leases stay valid. If no broker answers for `patience` seconds, Celery
+gets the error and connects again in its own way.
 """
 
 import logging
@@ -39,7 +39,7 @@ PUBLISH_PATIENCE_SECONDS = 5.0
 CLOSE_SECONDS = 5.0
 ABANDON_SECONDS = 2.0
 TURN_SECONDS = 0.1  # between turns of the event loop while something waits for the clock
-# A full window opens when another thread or greenlet acknowledges: `drain_events` looks this often.
+# How often `drain_events` checks a full window, which another thread or greenlet may open.
 FULL_WINDOW_SECONDS = 0.02
 
 
@@ -299,7 +299,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
 
 def _brokers(client: Any) -> BlockingBrokers:
-    """The brokers that kombu's connection names: the one it uses now, then its alternates."""
+    """Return the brokers of kombu's connection: the one it uses now, then its alternates."""
     hosts = [_address(client.hostname, client.port)]
     token: Token | None = client.transport_options.get("token") or client.password or None
     token = token or os.environ.get(TOKEN_VARIABLE) or None
@@ -323,7 +323,9 @@ def _address(host: str | None, port: int | None) -> str:
 
 
 def _tls(setting: Any) -> ssl.SSLContext:
-    """The context for `broker_use_ssl`: True, or a dict with `ca_certs`, `certfile`, `keyfile`."""
+    """Return the context for `broker_use_ssl`: True, or a dict with `ca_certs`, `certfile`,
+    `keyfile`.
+    """
     if isinstance(setting, ssl.SSLContext):
         return setting
     if not isinstance(setting, dict):

@@ -276,7 +276,7 @@ def purge(
 def _directory(option: Path | None) -> Path:
     directory = option or Path("penstock-data") / ".penstock" / "buffers"
     if not directory.is_dir():
-        raise usage(f"there is no buffer directory {directory}; name it with --dir")
+        raise usage(f"the buffer directory {directory} does not exist; name it with --dir")
     return directory
 
 
@@ -294,7 +294,7 @@ def _path_of(name: str, directory: Path) -> Path:
     for place in (Path(), directory, directory / files.FAILED, directory / files.QUARANTINE):
         if (place / name).is_file():
             return place / name
-    raise PenstockError(f"there is no buffer file {name}")
+    raise PenstockError(f"the buffer file {name} does not exist")
 
 
 def _bar() -> Progress:

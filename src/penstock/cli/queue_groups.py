@@ -27,7 +27,7 @@ def groups(address: Queue = "", /, *, api: WatchApi = WatchApi()) -> View:
     queue, _, group = address.partition("@")
     if not group:
         return table(
-            [row for row in api.get(GROUPS) if queue in ("", row["queue"])],
+            api.get(GROUPS, queue=queue or None),
             Column("group", lambda row: group_title(row["name"])),
             Column("queue"),
             Column("waiting", format=count),

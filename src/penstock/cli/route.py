@@ -230,7 +230,7 @@ class RouteFiles:
             loaded = load(self.config, flags={"data_directory": self.data_dir})
             directory = loaded.config.routes_directory / route
         if not directory.is_dir():
-            raise PenstockError(f"there is no send queue at {directory}")
+            raise PenstockError(f"{directory} has no send queue")
         return directory
 
 

@@ -45,7 +45,7 @@ def token(
     from penstock.wire.auth.issue import issue
 
     if role not in ROLES:
-        raise usage(f"there is no role {role!r}: {', '.join(ROLES)}")
+        raise usage(f"unknown role {role!r}: use one of {', '.join(ROLES)}")
     loaded = load(config or default_file(), flags=parse_settings(settings or []))
     pem = private_key.read_bytes() if private_key else None
     print(issue(loaded.config.auth, ROLES[role], subject, days * DAY_SECONDS, pem))

@@ -7,6 +7,7 @@ damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 the reader of the output i
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from penstock.cli import (
     LOCAL_URL,
     AnyText,
     BrokerApi,
+    JsonApi,
     JsonOutput,
     NotNegative,
     Positive,
@@ -57,6 +59,7 @@ from penstock.protocol.records import RecordMessage, message, record_message
 commands = command_group("topic")
 
 READ_BYTES = 1 << 20
+POLL_SECONDS = 0.2  # between two looks at a move
 MAX_LEASED_RECORDS = 10_000  # records a group member takes at once
 
 TOPICS = "/topics"
@@ -237,6 +240,40 @@ def delete(
         if not yes:
             confirm(f"Delete {topic!r} with {client.topic(topic).info().records:,} records?", yes)
         client.topic(topic).delete()
+
+
+@commands.command
+def move(
+    topic: Name, /, *, shared: bool = False, quiet: Quiet = False, api: JsonApi = JsonApi()
+) -> View:
+    """Turn a local topic into a shared one, which every broker on the database serves. Offsets,
+    groups and idempotent producers are kept.
+
+    The broker moves it in the background and continues after a restart: if you interrupt the
+    command, run it again to see the progress. Appends are refused with an error that clients retry
+    while the last part is moved.
+
+    Example: `penstock topic move orders --shared`
+
+    :param shared: Move it to PostgreSQL and object storage.
+    """
+    if not shared:
+        raise usage("a topic can be moved to shared placement only: pass --shared")
+    state = api.ask("POST", TOPICS, topic, "move")
+    console = Console(stderr=True)
+    counts = TextColumn("{task.completed:,.0f} of {task.total:,.0f} records")
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), counts]
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task(topic)
+        while state["state"] in ("copying", "closing"):
+            what = f"{state['state']} {topic}" + (
+                f": {state['problem']}" if state["problem"] else ""
+            )
+            progress.update(task, completed=state["copied"], total=state["total"], description=what)
+            time.sleep(POLL_SECONDS)
+            state = api.get(TOPICS, topic, "move")
+    facts = [Column(name) for name in ("topic", "state", "problem") if state[name]]
+    return View(state, [Facts(facts, state)], failed=state["state"] == "failed")
 
 
 @commands.command

@@ -1,5 +1,6 @@
 """`Client.admin`: what an operator asks of a broker."""
 
+import asyncio
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
@@ -11,8 +12,11 @@ from penstock.contract.dead_letters import DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
 from penstock.contract.messages import ScheduledMessages
 from penstock.contract.queues import Queue, QueueDetails, QueuePartition
+from penstock.errors import Conflict
 
 QUEUES_PER_PAGE = 10_000
+GROUPS_PER_PAGE = 1000
+MOVE_SECONDS = 0.2  # between two looks at a move
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -68,9 +72,32 @@ class AdminClient:
         answer = await self._brokers.call(operations.CLEAR_QUEUE, queue, partition=partition)
         return answer.deleted
 
+    async def move_topic(self, topic: str) -> None:
+        """Turn a local topic into a shared one, and return when it is. Offsets and groups are kept.
+        Raises `Conflict` if that is not possible.
+        """
+        move = await self._brokers.call(operations.MOVE_TOPIC, topic)
+        while move.state != "shared":
+            if move.state == "failed":
+                raise Conflict(f"topic {topic!r} was not moved: {move.problem}")
+            await asyncio.sleep(MOVE_SECONDS)
+            move = await self._brokers.call(operations.GET_TOPIC_MOVE, topic)
+
     async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""
-        return await self._brokers.call(operations.LIST_GROUPS)
+        groups: list[Group] = []
+        while True:
+            last = (groups[-1].queue, groups[-1].name) if groups else ("", "")
+            page = await self._brokers.call(
+                operations.LIST_GROUPS,
+                limit=GROUPS_PER_PAGE,
+                afterQueue=last[0],
+                afterGroup=last[1],
+            )
+            # A broker of 0.2.0 knows no pages: it returns all of them each time.
+            if not page or (page[-1].queue, page[-1].name) == last:
+                return groups
+            groups += page
 
     async def group(self, group: str) -> list[GroupPosition]:
         """Return the position of a consumer group in each partition."""

@@ -260,12 +260,16 @@ class Reader:
             half = time.monotonic() + lease.expires_in / 2
             at = self.position = lease.start
             try:
+                behind = False
                 while at < lease.end:
-                    batch = (await self._next(at, wait=False, limit=lease.end)).until(lease.end)
-                    if not batch.count:
+                    batch = (await self._next(at, wait=behind, limit=lease.end)).until(lease.end)
+                    # Another broker may know of newer records of a shared topic than this one.
+                    behind = (self.log_end or 0) < lease.end
+                    if batch.count:
+                        at = self.position = batch.next_offset
+                        yield batch
+                    elif not behind:
                         break  # the rest of the range aged out
-                    at = self.position = batch.next_offset
-                    yield batch
                     if at < lease.end and time.monotonic() > half:
                         half = time.monotonic() + await self._renew(lease) / 2
                 self.position = lease.end

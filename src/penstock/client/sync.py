@@ -208,6 +208,7 @@ class SyncAdminClient(Facade[AdminClient]):
     partitions = blocking(AdminClient.partitions)
     delete_queue = blocking(AdminClient.delete_queue)
     clear = blocking(AdminClient.clear)
+    move_topic = blocking(AdminClient.move_topic)
     groups = blocking(AdminClient.groups)
     group = blocking(AdminClient.group)
     consumers = blocking(AdminClient.consumers)

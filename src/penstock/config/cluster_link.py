@@ -38,7 +38,7 @@ def owner_line(link: Path) -> str:
 
 
 def explain(link: Path) -> str:
-    """Say why the cluster at `link` is not used, and what to do."""
+    """Return why the cluster at `link` is not used, and what to do."""
     line = shlex.quote(owner_line(link).rstrip("\n"))
     owner = shlex.quote(str(link.resolve() / OWNER))
     return (

@@ -18,8 +18,8 @@ EMBEDDED = "postgres"  # its directory in the private directory
 
 
 def url_of(settings: DatabaseSettings) -> str:
-    """The configured URL, or one made from host, port, name, user and password; empty when none is
-    configured.
+    """Return the configured URL, or one made from host, port, name, user and password; empty if
+    none is configured.
     """
     if settings.url or not settings.host:
         return settings.url
@@ -34,7 +34,7 @@ def url_of(settings: DatabaseSettings) -> str:
 
 
 def socket_url(directory: Path) -> str:
-    """The embedded database, by the directory of its socket."""
+    """Return the URL of the embedded database, by the directory of its socket."""
     return f"postgresql://postgres@/postgres?host={quote(str(directory))}"
 
 
@@ -53,7 +53,7 @@ def listening_directory(cluster: Path) -> Path | None:
 
 
 def url_here(config: Config) -> str:
-    """The URL of the database of the broker with this configuration, for those who run on its
+    """Return the database URL of the broker with this configuration, for programs on its
     machine.
     """
     if url := url_of(config.database):
@@ -87,7 +87,9 @@ class DatabaseHere(NamedTuple):
 
 
 def database_here() -> DatabaseHere:
-    """For a program that has no configuration: that of a broker that would be started here."""
+    """Return the database URL of a broker that would start here, for a program without
+    configuration.
+    """
     try:
         config = load(default_file()).config
     except ConfigError as error:
@@ -97,7 +99,7 @@ def database_here() -> DatabaseHere:
 
 
 def data_directory_here() -> Path | None:
-    """The data directory of a broker that would be started here; None if there is none."""
+    """Return the data directory of a broker that would start here; None if there is none."""
     try:
         directory = load(default_file()).config.data_directory.absolute()
     except ConfigError:

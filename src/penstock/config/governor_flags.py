@@ -19,8 +19,9 @@ FLAGS |= _OTHER_NAMES
 
 
 def translate_flags(words: list[str]) -> list[str]:
-    """The words of a command line with these flags as `--set KEY=VALUE`. Raises ConfigError for a
-    flag that looks like one of them and is not, and for one without a value."""
+    """Return the command line with these flags as `--set KEY=VALUE`. Raises ConfigError for a flag
+    that looks like one of them but is unknown, and for one without a value.
+    """
     translated: list[str] = []
     waiting = iter(enumerate(words))
     for at, word in waiting:

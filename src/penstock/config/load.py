@@ -1,4 +1,4 @@
-"""Builds the `Config` from its layers: defaults < YAML < environment < flags.
+"""Build the `Config` from its layers: defaults < YAML < environment < flags.
 
 Each layer is first flattened to `dotted.key -> (value, origin)`, later layers win key by key, and
 every value that was given is converted by its field's type. All mistakes of a load are collected,
@@ -129,8 +129,8 @@ def show(loaded: Loaded) -> Iterator[tuple[str, str, str]]:
 def build(
     kind: type[Section], tree: Mapping[str, Any], origin: str, base: Section | None = None
 ) -> Section:
-    """A section of its own (one route's, say) from a mapping; what is not given comes from `base`
-    or the defaults.
+    """Build a section (that of a route, say) from a mapping; other keys come from `base` or the
+    defaults.
     """
     problems: list[str] = []
     given = _flatten(dict(tree), origin, [name for name, _, _ in leaves(kind)], problems)

@@ -647,9 +647,7 @@ class Config:
 
     @property
     def private_directory(self) -> Path:
-        """What is ours in the data directory, beside the topics' directories (`.penstock` is no
-        topic name).
-        """
+        """Return the broker's own directory beside the topics (`.penstock` is not a topic name)."""
         return self.data_directory / ".penstock"
 
     @property
@@ -658,5 +656,5 @@ class Config:
 
     @property
     def routes_directory(self) -> Path:
-        """Where each route has the directory of its name."""
+        """Return the directory that has one directory per route."""
         return self.exporter.queue.path or self.private_directory / "routes"

@@ -11,7 +11,9 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400
 
 
 def parse_size(text: str | int | float) -> int:
-    """Bytes in `text`: a number, or one with Ki/Mi/Gi/Ti/Pi (1024) or K/M/G/T/P (1000)."""
+    """Return the bytes in `text`: a number, or one with Ki/Mi/Gi/Ti/Pi (1024) or K/M/G/T/P
+    (1000).
+    """
     if isinstance(text, int | float) and not isinstance(text, bool):
         if not math.isfinite(text) or text < 0 or text != int(text):
             raise ValueError(text)
@@ -27,7 +29,7 @@ def parse_size(text: str | int | float) -> int:
 
 
 def parse_duration(text: str | int | float) -> float:
-    """Seconds in `text`: a number (seconds), or `100ms`, `5m`, `1h30m`."""
+    """Return the seconds in `text`: a number (seconds), or `100ms`, `5m`, `1h30m`."""
     if isinstance(text, int | float) and not isinstance(text, bool):
         if not math.isfinite(text) or text < 0:
             raise ValueError(text)
@@ -41,7 +43,7 @@ def parse_duration(text: str | int | float) -> float:
 
 
 def parse_share(text: str | int | float) -> float:
-    """A part of a whole, 0 to 1: `0.1`, or `10%`."""
+    """Return a part of a whole, 0 to 1: `0.1`, or `10%`."""
     if isinstance(text, bool):
         raise ValueError(text)
     number = str(text).strip()
@@ -52,7 +54,7 @@ def parse_share(text: str | int | float) -> float:
 
 
 def format_size(size: int) -> str:
-    """`size` with the largest unit that divides it, so that it reads back as the same number."""
+    """Format `size` with the largest unit that divides it, so that it reads back the same."""
     for power in (5, 4, 3, 2, 1):
         if size and size % 1024**power == 0:
             return f"{size // 1024**power}{'KMGTP'[power - 1]}i"
@@ -60,7 +62,7 @@ def format_size(size: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` in the largest unit that keeps it whole, else in seconds."""
+    """Format `seconds` in the largest unit that keeps them whole, else in seconds."""
     if seconds and seconds < 1 and abs(seconds * 1000 - round(seconds * 1000)) < 1e-9:
         return f"{round(seconds * 1000)}ms"
     for unit in ("d", "h", "m"):

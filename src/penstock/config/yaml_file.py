@@ -1,4 +1,4 @@
-"""Reading a configuration file: plain YAML, with errors that name the file."""
+"""Read a configuration file: plain YAML, with errors that name the file."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(file: Path) -> Any:
-    """What the file holds; None for an empty one."""
+    """Return what is in the file; None for an empty one."""
     try:
         return yaml.load(file.read_text(encoding="utf-8"), _Loader)
     except OSError as error:

@@ -1,6 +1,6 @@
 """The table of operations: what the native HTTP API can do.
 
-Operations of Queen MQ's dialect that Penstock itself does not use are in `penstock.wire.queen`.
+Operations of Queen MQ's API that Penstock itself does not use are in `penstock.wire.queen`.
 """
 
 from types import NoneType
@@ -38,6 +38,7 @@ from penstock.contract.pipelines import (
     PipelineReport,
     PipelineStatus,
     PipelineWish,
+    TopicMove,
     TopicRolled,
 )
 from penstock.contract.queues import (
@@ -209,7 +210,9 @@ _GROUP_DELETED = Audited("group.delete", answer=("partitions",))
 _SOUGHT = Audited(
     "group.seek", body=("toEnd", "toBeginning", "timestamp"), answer=("dryRun", "partitions")
 )
-LIST_GROUPS = _groups.get("", list[Group], "List the consumer groups of all queues")
+LIST_GROUPS = _groups.get(
+    "", list[Group], "List consumer groups, by queue", query=queries.GroupListQuery
+)
 DESCRIBE_GROUP = _groups.get(
     "/{group}",
     dict[str, GroupPositions],
@@ -593,6 +596,16 @@ SET_TOPIC_POLICY = _topics.put(
     role=Role.ADMIN,
     audit=Audited("topic.policy", body=("policy",)),
 )
+MOVE_TOPIC = _topics.post(
+    "/{topic}/move",
+    TopicMove,
+    "Turn a local topic into a shared one in the background; offsets are kept",
+    status=202,
+    role=Role.ADMIN,
+    audit=Audited("topic.move"),
+    again=True,
+)
+GET_TOPIC_MOVE = _topics.get("/{topic}/move", TopicMove, "How far the move of a topic is")
 ROLL_TOPIC = _topics.post(
     "/{topic}/roll",
     TopicRolled,

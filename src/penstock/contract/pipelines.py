@@ -84,6 +84,16 @@ class TopicRolled(msgspec.Struct):
     active: int  # base offset of the segment that is written to now
 
 
+class TopicMove(msgspec.Struct):
+    """A local topic that becomes a shared one."""
+
+    topic: str
+    state: str  # copying, closing, shared, failed
+    copied: int = 0  # offsets
+    total: int = 0
+    problem: str | None = None  # why it does not advance, or failed
+
+
 class PipelineWish(msgspec.Struct):
     stop: bool
 

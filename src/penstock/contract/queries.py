@@ -63,6 +63,15 @@ class LaggingQuery(msgspec.Struct, rename="camel", frozen=True):
     min_lag_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 3600.0
 
 
+class GroupListQuery(msgspec.Struct, rename="camel", frozen=True):
+    """The next page begins after the queue and the group that end this one."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10_000
+    queue: str | None = None
+    after_queue: str = ""
+    after_group: str = ""
+
+
 class GroupPage(Paged, frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
 

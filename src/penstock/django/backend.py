@@ -122,7 +122,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             raise PenstockError(f"the task was not sent: {result.get('error')}")
 
     def uses_outbox(self) -> bool:
-        """Whether the database has the broker's tables."""
+        """Return whether the database has the broker's tables."""
         if self._has_outbox is None:
             connection = connections[self.database]
             self._has_outbox = False
@@ -139,7 +139,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
         return f"{name}.priority{step:+d}" if step else name
 
     def namespace(self, queue: str) -> str:
-        """The namespace of a queue's priority steps."""
+        """Return the namespace of a queue's priority steps."""
         return f"{self.settings['PREFIX']}{queue}"
 
     def brokers(self) -> BlockingBrokers:
@@ -150,7 +150,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
         return BlockingBrokers(listed, token=token or None)
 
     def line(self) -> Line:
-        """This thread's connection to a broker."""
+        """Return this thread's connection to a broker."""
         if not hasattr(self._local, "line"):
             self._local.line = Line(self.brokers())
         line: Line = self._local.line
@@ -168,7 +168,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             raise framework.TaskResultDoesNotExist(result_id) from error
 
     def result_of(self, record: Any) -> Any:
-        """The result that a row says. Raises `ImportError` if the task does not exist any more."""
+        """Return the result in a row. Raises `ImportError` if the task does not exist any more."""
         task = import_string(record.task_path)
         if not isinstance(task, framework.Task):
             raise ImportError(f"{record.task_path} is not a task")
@@ -212,7 +212,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
         except PenstockError as error:
             yield checks.Error(f"{where}: {error}", id="penstock.E003")
         if self.database not in connections:
-            text = f"{where}: there is no database {self.database!r} in DATABASES"
+            text = f"{where}: DATABASES has no {self.database!r}"
             yield checks.Error(text, id="penstock.E004")
         elif self.settings["OUTBOX"]:
             yield from self._check_outbox(where)
@@ -220,13 +220,13 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
     def _check_outbox(self, where: str) -> Iterable[Any]:
         self._has_outbox = None
         try:
-            in_installed_apps = self.uses_outbox()
+            has_outbox = self.uses_outbox()
         except (DatabaseError, ImproperlyConfigured) as error:
             yield checks.Warning(
                 f"{where}: the database cannot be asked: {error}", id="penstock.W001"
             )
         else:
-            if not in_installed_apps:
+            if not has_outbox:
                 text = (
                     f"{where}: OUTBOX is set, and the database {self.database!r} has no tables of "
                     f"a broker in the schema {self.settings['SCHEMA']!r}"

@@ -1,4 +1,4 @@
-"""Runs tasks: several threads, each takes a task, runs it and acknowledges it.
+"""Run tasks: several threads, each takes a task, runs it and acknowledges it.
 
 A task whose worker dies is delivered again when its lease ends. Leases of running tasks are
 renewed. A task that was finished before its acknowledgement arrived is not run again: its row says
@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 from django.db import close_old_connections, connections
 from django.utils import timezone
-from django.utils.module_loading import import_string
 
 from penstock.client.blocking import Line
 from penstock.client.brokers import understood
@@ -33,7 +32,7 @@ from penstock.protocol.names import QUEUE_MODE
 log = logging.getLogger("penstock.django")
 
 WAIT_SECONDS = 30.0  # that a pop waits at the broker
-GLANCE_SECONDS = 0.5  # between looks whether the worker has to stop
+GLANCE_SECONDS = 0.5  # between checks whether the worker has to stop
 ABANDON_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
 OPTIONS = {
@@ -184,14 +183,14 @@ class TaskWorker:
         try:
             result = self._backend.result_of(record)
         except ImportError as error:
-            log.error("there is no task %s: %s", sent.task, error)
+            log.error("task %s cannot be imported: %s", sent.task, error)
             self._failed(record, error)
-            return "dlq", f"there is no task {sent.task}: {error}"
+            return "dlq", f"task {sent.task} cannot be imported: {error}"
         framework.task_started.send(type(self._backend), task_result=result)
         context = (framework.TaskContext(task_result=result),) if result.task.takes_context else ()
         try:
             value = result.task.call(*context, *result.args, **result.kwargs)
-            record.return_value = _normalized(value)
+            record.return_value = framework.normalize_json(value)
         except Exception as error:  # noqa: BLE001 whatever the task raises is its result
             log.warning("task %s %s failed: %r", sent.task, sent.id, error)
             self._failed(record, error)
@@ -214,11 +213,3 @@ class TaskWorker:
         record.return_value = None
         record.finished_at = timezone.now()
         record.save(using=self._backend.database)
-
-
-def _normalized(value: Any) -> Any:
-    """The value as JSON has it. Raises `TypeError` for what JSON has not."""
-    normalize = import_string(
-        f"{framework.Task.__module__.rpartition('.')[0]}.utils.normalize_json"
-    )
-    return normalize(value)

@@ -42,7 +42,7 @@ class RouteBackoff:
         self.failures = 0
 
     def reset(self) -> None:
-        """Somebody wants it tried now."""
+        """End the backoff at once, because a person wants another try."""
         self.failures, self._until = 0, 0.0
         self._changed.set()
         self._changed = asyncio.Event()

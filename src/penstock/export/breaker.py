@@ -64,11 +64,11 @@ class Breaker:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the next probe while it is open, else 0."""
+        """Return the seconds until the next probe while the breaker is open, else 0."""
         return max(0.0, self._seconds_open() or 0.0)
 
     def _seconds_open(self) -> float | None:
-        """Until the probe may be sent; None when it is not open."""
+        """Return the seconds until a probe may be sent; None when the breaker is not open."""
         if self.state != OPEN:
             return None
         return self._opened_at + self._settings.reset_timeout - self._clock.monotonic()
@@ -93,7 +93,7 @@ class Breaker:
             self._count("circuit_breaker_open_total")
 
     def release(self, permit: int) -> None:
-        """Its holder is done. Without `succeeded` or `failed` this says nothing of health."""
+        """Give the permit back. Without `succeeded` or `failed`, it says nothing about health."""
         if permit == self._probe:
             self._probe = None
             self._notify()

@@ -1,9 +1,9 @@
 """Checks that several destinations share. Each gives what is wrong, beginning with the key.
 
-Files that a definition names are read with the broker's rights, and whoever may make routes over
-the API need not have those. So over the API `ca` is the text of a PEM file, or the name of a file
-in one directory that the operator fills (`exporter.certificates`), and what is wrong with a file is
-in the log only.
+Files that a definition names are read with the broker's rights, which a user of the API may not
+have. So over the API, `ca` is the text of a PEM file, or the name of a file in the one directory
+that the operator fills (`exporter.certificates`). The broker's log alone says what is wrong with a
+file.
 """
 
 import re
@@ -28,7 +28,7 @@ class UnusableCa(Exception):
 
 
 def ca_context(ca: str) -> ssl.SSLContext | None:
-    """Trust in `ca`; None for "": in what the system trusts."""
+    """Return a context that trusts `ca`; None for "", which means what the system trusts."""
     try:
         return client_context(ca) if ca else None
     except InvalidRequest as error:
@@ -46,7 +46,7 @@ def ca_from_api(ca: str, certificates: Path, *, stored: bool) -> str:
 
 
 def url_problems(url: str, *schemes: str) -> list[str]:
-    """Nothing of the address is repeated: it may hold a password."""
+    """Check an address without repeating any of it: it may contain a password."""
     if _NO_ADDRESS.search(url):
         return ["url holds a space or a character that must be written as %XX"]
     wrong = f"url must be an address such as {schemes[-1]}://host/..."
@@ -76,7 +76,7 @@ def name_problems(check: Callable[..., object], word: str, *name: str) -> list[s
 
 
 def character_problems(**names: str) -> list[str]:
-    """No name of ours holds a character that nobody can see; a NUL no server takes."""
+    """Refuse control characters in names: people cannot see them, and servers refuse NUL."""
     return [
         f"{word} holds a control character: {name[:80]!r}"
         for word, name in names.items()

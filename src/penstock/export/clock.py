@@ -21,7 +21,7 @@ class Clock:
         return time.monotonic()
 
     def steady(self) -> float:
-        """Wall time that never jumps: the wall clock when we started plus what has passed since."""
+        """Return wall time that never jumps: that of the start, plus the time since then."""
         return self._wall_at_zero + self.monotonic()
 
     async def sleep(self, seconds: float) -> None:
@@ -31,7 +31,7 @@ class Clock:
         asyncio.get_running_loop().call_later(seconds, call)
 
     async def wait(self, event: asyncio.Event, timeout: float | None) -> bool:
-        """Whether the event came within `timeout` seconds (None: wait as long as it takes)."""
+        """Return whether the event was set within `timeout` seconds; None waits without a limit."""
         if event.is_set() or timeout is None:
             await event.wait()
             return True

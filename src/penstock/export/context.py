@@ -6,10 +6,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from penstock.buffer import Buffer
 from penstock.export.clock import Clock
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.io.fs import Fs
 from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
 from penstock.topics.store import TopicStore
 
 T = TypeVar("T")
@@ -28,7 +29,8 @@ class RouteContext:
     limit: asyncio.Semaphore  # sends in flight, of all routes
     metrics: Metrics
     topics: TopicStore | None = None
-    queues: QueuesAdapter | None = None
+    queues: Queues | None = None
+    buffer: Buffer | None = None  # in front of the queues: a route pushes through it
 
     async def in_pool(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.pool, call, *arguments)

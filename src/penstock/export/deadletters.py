@@ -54,7 +54,6 @@ class DeadRecord:
 
 
 def as_text(record: bytes) -> dict[str, str]:
-    """The record in JSON."""
     try:
         return {"record": record.decode(), "encoding": "utf-8"}
     except UnicodeDecodeError:
@@ -75,12 +74,12 @@ def parse_line(line: bytes) -> DeadRecord | None:
 
 
 def read_letters(data: bytes) -> Iterator[DeadRecord | None]:
-    """Every line; None for a damaged one."""
+    """Yield the record of each line; None for a damaged line."""
     return map(parse_line, data.splitlines(keepends=True))
 
 
 class DeadRecords:
-    """Blocking; called from several threads: whoever works on the files holds the lock."""
+    """Blocking and thread-safe: the lock protects the files."""
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
         self._fs = fs
@@ -119,7 +118,7 @@ class DeadRecords:
         return self._fs.read(path) if self._fs.exists(path) else b""
 
     def add(self, letters: list[DeadRecord]) -> None:
-        """Durable when it returns; raises StorageFull or StorageFailed and has added none."""
+        """Add records durably. If it raises StorageFull or StorageFailed, it has added none."""
         with self._lock:
             new = [letter for letter in letters if letter.key not in self._keys]
             if new:
@@ -143,7 +142,9 @@ class DeadRecords:
             raise
 
     def page(self, offset: int, limit: int) -> Sequence[DeadRecord | None]:
-        """`limit` from the `offset`-th on, an interrupted replay's first; None: damaged."""
+        """Return `limit` records from the `offset`-th on, those of an interrupted replay first;
+        None stands for a damaged one.
+        """
         with self._lock:
             lines = (self._read(REPLAYING) + self._read(NAME)).splitlines(keepends=True)
         return [parse_line(line) for line in lines[offset : offset + limit]]

@@ -1,5 +1,5 @@
-"""One leased block on its way: sent whole, or cut in halves until what is bad stands alone, then
-completed or given back.
+"""Deliver one leased block: send it whole, or cut it in halves until bad records are alone, then
+complete it or return it.
 
 A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in
 the middle, always the same way, and each part has its own key
@@ -64,8 +64,9 @@ class BatchDelivery:
         self.failing_since: float | None = None  # wall time of the first error after a success
 
     async def try_prepare(self, block: Block) -> Prepared | None:
-        """The whole block as a batch and what the destination makes of it, or None when that fails:
-        whoever sends it handles the error."""
+        """Return the block as a batch, with what the destination prepared; None if preparing fails,
+        because the sender handles that error.
+        """
         try:
             batch = self._batch(block)
             return batch, await self._prepare(batch)
@@ -75,7 +76,7 @@ class BatchDelivery:
             return None
 
     def _batch(self, block: Block) -> OutgoingBatch:
-        """Its key is the same at every attempt, in this process and the next."""
+        """Return the block as a batch. Its key is the same at every attempt, in every process."""
         tag = f"{self._state.life:08x}{crc32c.crc32c(block.body):08x}"
         key = f"{self._route}-{block.sequence}-{tag}"
         return OutgoingBatch(key, block.body, block.records, block.encoding, block.compression)

@@ -3,8 +3,8 @@
     {"transactionId":"...","partition":"...","createdAt":"2026-01-31T12:00:00.123456Z",
      "headers":{...},"payload":...}
 
-Payload and headers are spliced in as they are. `headers` is there also when it is empty, so that
-whoever reads it need not ask. The record is what the send queue stores, so dead letters and batches
+Payload and headers are spliced in as they are. `headers` is there even when it is empty. The
+record is what the send queue stores, so dead letters and batches
 of every format keep the headers; a destination that sends each message by itself can take it apart
 again (`http` with `header_prefix`). A queue always does: what a route moves from queue to queue has
 its headers there, whether the route asks for envelopes or not.
@@ -61,8 +61,8 @@ def wrap(message: Delivered) -> bytes:
 
 
 def with_headers(message: Delivered) -> bytes:
-    """The payload alone where that says it all, else the envelope: around headers, and around a
-    payload that could be mistaken for one.
+    """Return the payload alone, or the envelope if there are headers or if the payload looks like
+    an envelope.
     """
     if message.headers is None and not message.payload.startswith(_OPENING):
         return message.payload
@@ -70,8 +70,8 @@ def with_headers(message: Delivered) -> bytes:
 
 
 def parts(record: bytes) -> tuple[bytes, bytes | None]:
-    """Payload and headers of what `wrap` or `with_headers` made. A record of another origin (pushed
-    to the route, or queued before there were headers) is a payload.
+    """Return payload and headers of what `wrap` or `with_headers` made. Any other record (pushed to
+    the route, or queued before there were headers) is a payload.
     """
     envelope = unwrap(record) if record.startswith(_OPENING) else None
     if envelope is None:
@@ -91,7 +91,7 @@ def unwrap(record: bytes) -> MessageEnvelope | None:
 
 
 def http_headers(envelope: MessageEnvelope, prefix: str) -> list[tuple[str, str]]:
-    """The headers as those of a request; in values, what HTTP cannot say is percent-encoded."""
+    """Return the headers as those of a request, with values percent-encoded where HTTP needs it."""
     return [(prefix + name, quote(value, safe=_PLAIN)) for name, value in envelope.headers.items()]
 
 
@@ -100,14 +100,14 @@ def wrap_record(topic: str, record: KafkaRecord) -> bytes:
 
 
 def wrap_payload(topic: str, offset: int, payload: bytes) -> bytes:
-    """The payload alone, unless it could be mistaken for an envelope."""
+    """Return the payload alone, unless it looks like an envelope."""
     if not payload.startswith(_RECORD):
         return payload
     return b"%b%b}" % (_RECORD, _text(message(topic, offset, payload)))
 
 
 def unwrap_record(record: bytes) -> NewRecord:
-    """The record in an envelope; what is not an envelope is a payload."""
+    """Return the record in an envelope; what is not an envelope is a payload."""
     if record.startswith(_RECORD):
         try:
             return record_of(_decode_record(record).record)

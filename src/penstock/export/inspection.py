@@ -34,7 +34,7 @@ MAX_ATTEMPTS = 5  # at a queue that changes while it is read
 
 
 def examine(directory: Path, fs: Fs = DISK, end: int = STREAM_END) -> RouteInspection:
-    """Chunks read whole and checked, journal, books, dead letters, and what is wrong."""
+    """Read and check all chunks, the journal, the books and the dead letters."""
     for _ in range(MAX_ATTEMPTS):
         try:
             return _examine(directory, fs, end)
@@ -90,7 +90,7 @@ def _examine(directory: Path, fs: Fs, end: int) -> RouteInspection:
 def waiting_records(
     directory: Path, fs: Fs = DISK, end: int = STREAM_END
 ) -> Iterator[tuple[int, int, bytes]]:
-    """(sequence, index, record) of what waits to be delivered, oldest first."""
+    """Yield (sequence, index, record) of what waits to be delivered, oldest first."""
     books = Books()
     books.replay(Journal(fs, directory).load())
     with closing(ChunkReader(fs)) as reader:
@@ -105,7 +105,7 @@ def waiting_records(
 def first_records(
     records: Iterable[tuple[int, int, bytes]], limit: int, size: int
 ) -> list[tuple[int, int, bytes]]:
-    """The first `limit`, or as many as have `size` bytes together; at least one."""
+    """Return the first `limit` records, or as many as have `size` bytes; at least one."""
     first: list[tuple[int, int, bytes]] = []
     try:
         for one in islice(records, limit):
@@ -119,7 +119,7 @@ def first_records(
 
 
 def dead_letters(directory: Path, fs: Fs = DISK) -> Iterator[bytes]:
-    """The dead letters as JSON, one line each, without their checksums."""
+    """Yield the dead letters as JSON, without their checksums."""
     for line in _read(fs, directory / DEAD_LETTERS).splitlines():
         yield line.partition(b" ")[2]
 

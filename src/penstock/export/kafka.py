@@ -51,7 +51,7 @@ class KafkaCluster:
         return problems
 
     def settings(self) -> dict[str, Any]:
-        """Of a client of librdkafka."""
+        """Return the settings of a librdkafka client."""
         protocol = ("SASL_" if self.username else "") + ("SSL" if self.tls else "PLAINTEXT")
         settings: dict[str, Any] = {
             "bootstrap.servers": self.brokers,
@@ -75,7 +75,7 @@ class KafkaCluster:
 
 
 def confluent_kafka() -> Any:
-    """The library, which only these routes need."""
+    """Return the library, which only these routes need."""
     try:
         import confluent_kafka
     except ImportError:

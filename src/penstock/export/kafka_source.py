@@ -30,7 +30,7 @@ MAX_POLL_MILLISECONDS = 24 * 3600 * 1000
 
 class KafkaSource(SourceReader):
     _lag: int | None = None  # as of the last poll
-    _failure: Any = None  # the last error of the connection that was not looked at
+    _failure: Any = None  # the last error of the connection that was not reported
 
     def lag(self) -> int | None:
         return self._lag
@@ -71,7 +71,7 @@ class KafkaSource(SourceReader):
         self._failure = error
 
     async def _move(self, library: Any, consumer: Any, call: Callable[..., Any]) -> None:
-        """Into the send queue, then committed."""
+        """Put messages into the send queue, then commit their offsets."""
         messages = await call(_take, consumer, self._batch.records, self._batch.linger)
         for message in messages:
             if message.error() is not None:
@@ -101,7 +101,7 @@ class KafkaSource(SourceReader):
 
 
 def _take(consumer: Any, most: int, linger: float) -> list[Any]:
-    """Messages: as soon as there is one, with those that follow within `linger` seconds."""
+    """Return messages as soon as there is one, with those that follow within `linger` seconds."""
     first = consumer.poll(POLL_SECONDS)
     if first is None:
         return []
@@ -109,7 +109,7 @@ def _take(consumer: Any, most: int, linger: float) -> list[Any]:
 
 
 def _lag_of(consumer: Any) -> int | None:
-    """Records that the partitions of this member have beyond those read; None: not known yet."""
+    """Return how many records this member has not read; None when that is not known yet."""
     total = 0
     for place in consumer.position(consumer.assignment()):
         low, high = consumer.get_watermark_offsets(place, cached=True)

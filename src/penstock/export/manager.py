@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from penstock.buffer import Buffer
 from penstock.config import Config
 from penstock.contract.routes import RouteInspection, RouteStatus
 from penstock.errors import (
@@ -28,7 +29,6 @@ from penstock.errors import (
 from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.inspection import examine, first_records, waiting_records
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routes import ExportRoute
 from penstock.export.routestate import read_state
 from penstock.export.sendqueue import STREAM_END
@@ -38,6 +38,7 @@ from penstock.io.fs import DISK, Fs
 from penstock.io.lock import DirectoryLock
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
+from penstock.queues.engine import Queues
 from penstock.topics.store import TopicStore
 
 log = logging.getLogger("penstock.export")
@@ -54,7 +55,8 @@ class Exports:
         pool: Executor,
         metrics: Metrics,
         topics: TopicStore | None = None,
-        queues: QueuesAdapter | None = None,
+        queues: Queues | None = None,
+        buffer: Buffer | None = None,
         fs: Fs = DISK,
         clock: Clock | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class Exports:
             metrics=metrics,
             topics=topics,
             queues=queues,
+            buffer=buffer,
         )
         self._routes: dict[str, ExportRoute] = {}
         self.failed: dict[str, str] = {}  # routes that could not start, with the reason
@@ -95,14 +98,14 @@ class Exports:
         )
 
     async def stop(self) -> None:
-        """All routes at once, within one deadline."""
+        """Stop all routes at once, within one deadline."""
         await cancelled(self._retrier)
         deadline = self._context.clock.monotonic() + self._shutdown
         await asyncio.gather(*(route.stop(deadline) for route in self._routes.values()))
         self._routes.clear()
 
     async def _definitions(self) -> dict[str, dict[str, Any] | None]:
-        """All routes there should be; None for those of the configuration."""
+        """Return all routes by name; None stands for those of the configuration."""
         return {**dict.fromkeys(self._configured), **await self._context.in_pool(self._stored)}
 
     def _make(
@@ -143,7 +146,7 @@ class Exports:
                         await self._start(name, definition)
 
     def _stored(self) -> dict[str, dict[str, Any]]:
-        """Definitions of the routes made over the API."""
+        """Return the definitions of routes that were created over the API."""
         names = set(self._context.fs.list_dir(self.directory)).difference(self._configured)
         states = {name: read_state(self._context, self.directory / name) for name in sorted(names)}
         return {
@@ -164,8 +167,8 @@ class Exports:
         raise NotFound(f"no route named {name}")
 
     def taking(self, signal: str) -> ExportRoute:
-        """The route that takes a signal at the usual address. While any route cannot start, it may
-        be that one: exporters retry, and nothing is lost.
+        """Return the route that takes a signal at the usual address. While a route cannot start, it
+        may be that one, so exporters are asked to retry.
         """
         for route in self._routes.values():
             if signal in route.spec.source.signals:
@@ -189,26 +192,24 @@ class Exports:
         ]
 
     async def inspect(self, name: str) -> RouteInspection:
-        """Every block of a route's files read and checked; also of a route that could not start."""
+        """Read and check every block of a route's files, also if the route could not start."""
         return await self._inspect(name, examine)
 
     async def waiting_records(
         self, name: str, limit: int, size: int
     ) -> list[tuple[int, int, bytes]]:
-        """(sequence, index, record) of what waits, oldest first; about `size` bytes at most."""
+        """Return (sequence, index, record) of what waits, oldest first, about `size` bytes."""
         return await self._inspect(
             name, lambda *queue: first_records(waiting_records(*queue), limit, size)
         )
 
     async def _inspect(self, name: str, read: Callable[[Path, Fs, int], T]) -> T:
-        """In a thread of its own: it may take minutes, and the pool is for those who send."""
+        """Run `read` in its own thread: it may take minutes, and the pool is for sending."""
         end = STREAM_END
         if name not in self.failed:
             queue = self.get(name).queue
             if queue.in_memory:
-                raise Conflict(
-                    f"route {name} keeps its queue in memory: there are no files to look into"
-                )
+                raise Conflict(f"route {name} keeps its queue in memory: it has no files")
             end = await queue.write_out()
         async with self._inspecting:
             return await asyncio.to_thread(read, self.directory / name, self._context.fs, end)

@@ -11,12 +11,12 @@ from penstock.metrics import resident_bytes
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Bytes this process may use: the smallest limit of its cgroups, else the machine's memory."""
+    """Return the bytes this process may use: the smallest limit of its cgroups or the machine."""
     return min([_machine_memory(root), *(limit for limit, _ in _cgroups(root))])
 
 
 def memory_used(root: Path = Path("/")) -> int:
-    """Bytes in use against that limit: the tightest cgroup's, else what is resident."""
+    """Return the bytes in use against that limit: the tightest cgroup's, else resident ones."""
     groups = sorted((limit, usage) for limit, usage in _cgroups(root))
     if groups and groups[0][0] < _machine_memory(root):
         return groups[0][1]
@@ -31,7 +31,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _cgroups(root: Path) -> list[tuple[int, int]]:
-    """(limit, usage) of our memory cgroup and of every one above it that we can see."""
+    """Return (limit, usage) of our memory cgroup and of every visible one above it."""
     groups = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -28,7 +28,7 @@ class Pause:
 
     @property
     def denied(self) -> bool:
-        """By the destination, not by a person."""
+        """Return whether the destination, not a person, paused the route."""
         return self.next_probe is not None
 
     def begin(self, reason: str, *, denied: bool) -> None:
@@ -42,7 +42,9 @@ class Pause:
         self._changed = asyncio.Event()
 
     async def wait(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
-        """Until one may send; True for the probe, unless `leave_probe` leaves it to others."""
+        """Wait until one may send; return True for the probe, unless `leave_probe` leaves it to
+        others.
+        """
         while self.reason is not None:
             remaining = None
             if self.next_probe is not None:
@@ -58,7 +60,7 @@ class Pause:
         return False
 
     def probe_succeeded(self) -> None:
-        """The probe was not denied."""
+        """Resume: the destination did not deny the probe."""
         if self.denied:
             self.end()
             self._on_resume()

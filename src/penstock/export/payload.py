@@ -1,7 +1,7 @@
-"""How the records of a batch lie side by side in a block's body, and how the body is compressed.
+"""How the records of a batch are encoded in a block's body, and how the body is compressed.
 
 The encoding is the destination's: what it takes on the wire is what is stored, so that a batch is
-encoded and compressed once and sent as it lies on disk.
+encoded and compressed once.
 
     0 frames   each record as 4-byte little-endian length and bytes: any bytes at all
     1 ndjson   one JSON value per line
@@ -24,7 +24,7 @@ FRAMES, NDJSON, JSON, RAW = range(4)
 ENCODINGS = {"frames": FRAMES, "ndjson": NDJSON, "json": JSON, "raw": RAW}
 NONE, SNAPPY, ZSTD, GZIP = range(4)
 COMPRESSIONS = {"none": NONE, "snappy": SNAPPY, "zstd": ZSTD, "gzip": GZIP}
-AS_IS = (bytes, bytes)  # of a compression that nobody knows
+AS_IS = (bytes, bytes)  # for an unknown compression
 CONTENT_ENCODINGS = {SNAPPY: "snappy", ZSTD: "zstd", GZIP: "gzip"}
 
 _LENGTH = struct.Struct("<I")
@@ -33,7 +33,6 @@ _raw_one = msgspec.json.Decoder(msgspec.Raw)
 
 
 def join(records: Sequence[bytes], encoding: int) -> bytes:
-    """The body that holds `records`."""
     if encoding == FRAMES:
         parts = []
         for record in records:
@@ -60,7 +59,6 @@ def join(records: Sequence[bytes], encoding: int) -> bytes:
 
 
 def split(body: bytes, encoding: int) -> list[bytes]:
-    """The records in `body`, as they were joined."""
     if encoding == RAW:
         return [body]
     if encoding == NDJSON:
@@ -76,7 +74,7 @@ def split(body: bytes, encoding: int) -> list[bytes]:
 
 
 def as_json(record: bytes) -> bytes:
-    """`record` if it is JSON, else JSON that carries it."""
+    """Return `record` if it is JSON, else JSON that contains it."""
     try:
         text = record.decode()
     except UnicodeDecodeError:  # the decoder does not look into strings
@@ -90,11 +88,12 @@ def as_json(record: bytes) -> bytes:
 def _holds(
     body: bytes, records: Sequence[bytes], decode: Callable[[bytes], list[msgspec.Raw]]
 ) -> bool:
-    """Whether the body is valid and its values are exactly the records (`1,2` between commas would
-    pass for two).
+    """Return whether the body is valid and its values are exactly the records: `1,2` between commas
+    would be two.
 
-    Lengths say it all: values as long as the records, one by one, leave no room for anything but
-    what is between."""
+    Comparing lengths is enough: if each value is as long as its record, nothing else fits in
+    between.
+    """
     try:
         if not body.isascii():
             body.decode()  # the decoder does not look into strings

@@ -51,7 +51,7 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def text_field(number: int, text: str) -> bytes:
-    """A field of type string."""
+    """Encode a field of type string."""
     data = text.encode()
     return _encode_varint(number << 3 | BYTES) + _encode_varint(len(data)) + data
 

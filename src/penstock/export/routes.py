@@ -151,12 +151,12 @@ class ExportRoute:
 
     @property
     def paused(self) -> str | None:
-        """Why, while it is."""
+        """Return why the route is paused; None while it is not."""
         return self._pause.reason
 
     @property
     def draining(self) -> bool:
-        """By order of a person: it takes nothing new."""
+        """Return whether a person asked it to take nothing new."""
         return self._state.draining
 
     async def pause(self, reason: str = "by hand") -> None:
@@ -168,7 +168,9 @@ class ExportRoute:
         if self.paused is None:
             reason = f"{self.destination.describe()}: {reason}"
             self._pause.begin(reason, denied=True)
-            log.warning("route %s is paused, and probes now and then: %s", self.name, reason)
+            log.warning(
+                "route %s is paused and probes its destination now and then: %s", self.name, reason
+            )
             self._state.save_soon()
 
     def _resumed(self) -> None:
@@ -233,7 +235,7 @@ class ExportRoute:
             await self._source.refresh()
 
     def _seconds_to_next_try(self) -> float:
-        """After a failure: the rest of the backoff, or until the breaker lets a probe through."""
+        """Return the rest of the backoff, or the time until the breaker admits a probe."""
         return max(self.backoff.remaining, self.breaker.remaining)
 
     def status(self) -> RouteStatus:

@@ -26,7 +26,7 @@ SAVE_RETRY_SECONDS = 5.0
 
 
 def read_state(context: RouteContext, directory: Path) -> dict[str, Any]:
-    """What was saved; nothing when the file is missing or damaged, which is logged."""
+    """Return what was saved; nothing, with a log line, if the file is damaged."""
     path = directory / STATE
     if not context.fs.exists(path):
         return {}
@@ -67,7 +67,7 @@ class RouteState:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, *, new_life: bool) -> None:
-        """Be as it was saved. `new_life`: the queue numbers its batches from 1 at every start."""
+        """Restore the saved state. `new_life`: the queue starts its sequence numbers at 1 again."""
         self._load(await self._context.in_pool(read_state, self._context, self._directory))
         if not self.life or not self.holder:
             self.life = self.life or random.getrandbits(32)
@@ -77,7 +77,7 @@ class RouteState:
             self.life = random.getrandbits(32)
 
     def _load(self, saved: dict[str, Any]) -> None:
-        """What is not as we wrote it counts as not there."""
+        """Load fields that have the expected type, and ignore others."""
         self.draining = saved.get("draining") is True
         if isinstance(paused := saved.get("paused"), str):
             self._pause.begin(paused, denied=saved.get("refused") is True)
@@ -89,7 +89,7 @@ class RouteState:
             self.holder = holder
 
     async def generation_of(self, incarnation: str) -> int:
-        """Which of the incarnations of its topic this is, from 0; a new one is saved first."""
+        """Return the number of this incarnation of the topic, from 0; save a new one first."""
         if incarnation not in self._incarnations:
             self._incarnations.append(incarnation)
             try:

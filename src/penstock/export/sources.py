@@ -3,8 +3,8 @@
 A topic is read by offset. How far is written into each block itself (`position`), so what is in the
 queue and how far the source was read can never disagree: after a kill the reader resumes exactly
 behind the last block on disk. A topic that was deleted and recreated starts again at 0: the upper
-16 bits of a position count incarnations. A topic that is not there is waited for, and not made:
-somebody who deletes a topic means it.
+16 bits of a position count incarnations. A topic that does not exist is not created; the
+reader waits for it.
 
 A damaged place in a topic is read twice, `RETRY_SECONDS` apart, and then passed over: the reader
 resumes where the topic can be read again, and what it passed is dropped{reason="damaged"}. What
@@ -17,7 +17,7 @@ twice. Nothing is popped before there is room for some of it, and while the rest
 lease is renewed, so an outage of the destination or of the disk lets no lease run out. Leases are
 taken under the route's own number (`holder`). Between two pops a route holds no lease, so any lease
 of that number is one of a process that was killed, or of an answer that was lost: it is released at
-the start and after each error, and nobody waits until it expires.
+the start and after each error, so that other consumers need not wait until it expires.
 
 Apart from that a reader never drops: when the send queue is full, or the disk is, it waits.
 """
@@ -42,13 +42,13 @@ from penstock.export.clock import Clock
 from penstock.export.context import RouteContext
 from penstock.export.envelope import with_headers, wrap, wrap_payload, wrap_record
 from penstock.export.payload import RAW, join
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
 from penstock.io.tasks import supervised
 from penstock.protocol.names import partition_label
-from penstock.queues.types import Delivered
+from penstock.queues.engine import Queues
+from penstock.queues.types import Ack, Delivered, PopRequest
 from penstock.topics.store import AnyLog, TopicStore
 
 log = logging.getLogger("penstock.export")
@@ -62,13 +62,13 @@ RELEASE_TIMEOUT_SECONDS = 2.0
 RENEW_AFTER_SECONDS = 1.0  # that a push may take before its lease is renewed, and then every
 RENEW_EVERY_SECONDS = 20.0
 LEASE_SECONDS = 60  # that a renewed lease lives
-LAG_SECONDS = 15.0  # between two looks at a queue's lag
+LAG_SECONDS = 15.0  # between two queries of a queue's lag
 GENERATION_BITS = 48
 OFFSET_MASK = (1 << GENERATION_BITS) - 1
 
 
 def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Block]:
-    """Records as blocks, in order, as few as the limits of a batch allow."""
+    """Make as few blocks of the records as the limits of a batch allow, in order."""
     most = 1 if encoding == RAW else batch.records
     cuts, start, size = [0], 0, 0
     if len(records) > most or sum(map(len, records)) > batch.bytes:
@@ -116,11 +116,11 @@ class SourceReader(ABC):
 
     @abstractmethod
     async def _read(self) -> None:
-        """Until something is wrong, which it raises."""
+        """Read until something is wrong, and raise it."""
 
     @abstractmethod
     def lag(self) -> int | None:
-        """Records not read yet; None when nobody can say."""
+        """Return the number of records that are not read yet; None when it is not known."""
 
     async def refresh(self) -> None:  # noqa: B027 nothing to do for a topic
         """Look at the lag now, where that takes a question."""
@@ -154,7 +154,7 @@ class TopicSource(SourceReader):
         topic = self._find()
         offset = self._next
         if offset is None and (position := self._queue.books.position) >= 0:
-            offset = position & OFFSET_MASK  # nobody reads yet: where the queue ends
+            offset = position & OFFSET_MASK  # not reading yet: where the queue ends
         return None if topic is None or offset is None else max(0, topic.next_offset - offset)
 
     async def _read(self) -> None:
@@ -204,8 +204,9 @@ class TopicSource(SourceReader):
             self._next = offset
 
     def _read_ahead(self, topic: AnyLog, offset: int) -> list[Any]:
-        """A few batches, up to a damaged place; `Damaged` when they begin with one. An empty one
-        when no record has the offsets up to the end."""
+        """Return a few batches, up to a damaged place; raise `Damaged` if they begin with one. An
+        empty batch means that no record has the offsets up to the end.
+        """
         batches: list[Any] = []
         while len(batches) < MAX_READ_BATCHES:
             try:
@@ -261,7 +262,7 @@ class TopicSource(SourceReader):
 
 
 def _end_of_damage(topic: AnyLog, offset: int) -> int:
-    """Where a topic damaged at `offset` can be read again; `offset` when nobody can say."""
+    """Return where a topic damaged at `offset` can be read again; `offset` if that is not known."""
     while offset < topic.next_offset:
         try:
             topic.read(offset, 1, 1)
@@ -299,10 +300,11 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
 
 
 class QueueSource(SourceReader):
-    _lag: int | None = None  # as it was last seen
+    closed = False  # as a consumer of the queue: it has no connection that could end
+    _lag: int | None = None  # messages that are not acknowledged, as of the last query
 
     @property
-    def _queues(self) -> QueuesAdapter:
+    def _queues(self) -> Queues:
         if self._context.queues is None:
             raise Unavailable("this process has no queues")
         return self._context.queues
@@ -312,9 +314,9 @@ class QueueSource(SourceReader):
 
     async def refresh(self) -> None:
         try:
-            self._lag = await self._queues.lag(self._name, self._spec.source.group)
+            self._lag = await self._queues.groups.lag(self._name, self._spec.source.group)
         except PenstockError:
-            self._lag = None  # the database does not answer
+            self._lag = None  # no such group yet, or the database does not answer
 
     async def watch(self) -> None:
         while True:
@@ -329,18 +331,20 @@ class QueueSource(SourceReader):
             # A lease must not run out while a push waits.
             if self._queue.settings.full_behavior == "block":
                 await self._queue.room(min(self._batch.bytes, self._queue.max_bytes // 4))
-            timeout = LINGER_SECONDS if releases else POLL_SECONDS
-            popped = await self._queues.pop(
-                self._name,
-                self._spec.source.group,
-                self._batch.records,
-                timeout,
-                self._state.holder,
+            request = PopRequest(
+                queue=self._name,
+                group=self._spec.source.group,
+                batch=self._batch.records,
+                wait=True,
+                timeout=LINGER_SECONDS if releases else POLL_SECONDS,
+                holder=self._state.holder,
+                consumer=self,
             )
+            popped = await self._queues.pop(request)
             releases = max(0, releases - 1)
             self.problem = None
-            if popped:
-                await self._move(popped)
+            if popped.messages:
+                await self._move(popped.messages)
 
     async def _release(self) -> None:
         released = await self._queues.release(
@@ -351,7 +355,7 @@ class QueueSource(SourceReader):
             log.warning(text, self._spec.name, released, self._name)
 
     async def _move(self, popped: list[Delivered]) -> None:
-        """Into the send queue, then acknowledged."""
+        """Put messages into the send queue, then acknowledge them."""
         if self._spec.source.envelope:
             records = [wrap(message) for message in popped]
         elif self._spec.target.takes_headers:
@@ -377,9 +381,14 @@ class QueueSource(SourceReader):
                 text = "route %s: a lease on queue %s stays until it expires: %s"
                 log.warning(text, self._spec.name, self._name, error)
             raise
+        group = self._spec.source.group
+        acks = [
+            Ack(each.transaction_id, each.partition_id, each.lease_id, group=group)
+            for each in popped
+        ]
         while True:
             try:
-                await self._queues.ack(popped, self._spec.source.group)
+                await self._queues.ack(acks)
             except Unavailable as error:  # without the ack they would be sent twice
                 self._report(error)
                 await self._context.clock.sleep(RETRY_SECONDS)
@@ -392,7 +401,8 @@ class QueueSource(SourceReader):
         while True:
             await self._context.clock.sleep(delay)
             try:
-                await self._queues.renew(popped, LEASE_SECONDS)
+                for lease in {message.lease_id for message in popped}:
+                    await self._queues.extend(lease, LEASE_SECONDS)
                 delay = RENEW_EVERY_SECONDS
             except PenstockError as error:
                 self._report(error)

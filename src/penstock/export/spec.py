@@ -1,4 +1,4 @@
-"""What a route's definition says, from YAML or from the API: the same text in both.
+"""Parse the definition of a route, which is the same in YAML and over the API.
 
     routes:
       orders-to-lake:
@@ -18,8 +18,8 @@ A route to `otlp` or `remote_write` takes requests of telemetry exporters: alway
 its name, and with `source.otlp` or `source.remote_write` also at the usual one, which one route can
 have.
 
-What cannot work is refused here, before anything runs, so that a mistake is an answer and not a
-route that retries for ever or makes a dead letter of every record.
+A definition that cannot work is refused here, before anything runs. Otherwise the route would retry
+forever or make a dead letter of every record.
 """
 
 import logging
@@ -71,20 +71,19 @@ class SourceSpec:
 
     @property
     def signals(self) -> frozenset[str]:
-        """What it takes at the usual addresses of telemetry."""
+        """Return what it takes at the usual addresses of telemetry."""
         named = {word.strip() for word in self.otlp.split(",")} - {""}
         samples = {SAMPLES} if self.remote_write else set()
         return frozenset((set(SIGNALS) if named == {"all"} else named) | samples)
 
     @property
     def kind(self) -> str:
-        """topic, queue, kafka, or "" when records, or telemetry, are pushed to the route."""
+        """Return topic, queue, kafka, or "" if records or telemetry are pushed to the route."""
         kinds = {"topic": self.topic, "queue": self.queue, "kafka": self.kafka.topic}
         return next((kind for kind, name in kinds.items() if name), "")
 
     @property
     def name(self) -> str:
-        """Of the topic, or of the queue."""
         return self.topic or self.queue or self.kafka.topic
 
 
@@ -116,7 +115,7 @@ class RouteSpec:
 
 
 def parse_routes(config: Config) -> dict[str, RouteSpec]:
-    """The routes of the configuration; all mistakes in all of them at once."""
+    """Parse the routes of the configuration, and report all mistakes at once."""
     problems = [f"exporter.queue: {each}" for each in _queue_problems(config.exporter.queue)]
     specs = {}
     for name, tree in sorted(config.routes.items()):
@@ -248,11 +247,11 @@ def _telemetry_problems(source: SourceSpec, target: Target) -> list[str]:
 
 
 def telemetry_defaults(takes: str) -> dict[str, Any]:
-    """Settings of the send queue of a route that takes telemetry.
+    """Return the settings of the send queue of a route that takes telemetry.
 
-    When it is full exporters must hear so, and before their own timeout (10 s in OpenTelemetry).
-    Receivers of remote write refuse samples that are older than the last one of their series: one
-    worker, and the oldest first, keep the order.
+    When it is full, exporters must get an answer before their own timeout (10 s in OpenTelemetry).
+    Receivers of remote write refuse samples that are older than the last one of their series, so
+    one worker sends the oldest first.
     """
     if not takes:
         return {}

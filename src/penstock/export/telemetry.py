@@ -84,7 +84,7 @@ EVENTS = {  # events of the queue's lower half
     "torn_bytes": "fastqueue_torn_bytes_total",
     "disk_full": "queue_disk_full_total",
 }
-LOSSES = ("crash", "damaged", "source_gap")  # reasons of drops that nobody wanted
+LOSSES = ("crash", "damaged", "source_gap")  # reasons of drops that no policy or person decided
 RATE_SECONDS = 30.0  # over which rates are averaged
 GAUGES_SECONDS = 0.01  # for which what the routes showed is good
 
@@ -110,7 +110,9 @@ class ExportMetrics:
             metrics.gauge(f"penstock_export_{name}", text, *labels, read=read)
 
     def _read(self, name: str) -> dict[tuple[str, ...], float]:
-        """One gauge of all routes. A scrape reads two dozen of them and asks the routes once."""
+        """Return one gauge of all routes. A scrape reads two dozen of them and asks the routes
+        once.
+        """
         now = time.monotonic()
         if now - self._shown_at > GAUGES_SECONDS:
             self._shown, self._shown_at = self._show(), now
@@ -127,7 +129,7 @@ class ExportMetrics:
         return RouteMetrics(self._counters, route)
 
     def forget(self, route: str) -> None:
-        """The route is gone; a new one of its name counts from 0."""
+        """Remove the counters of a route; a new one of its name counts from 0."""
         for counter in self._counters.values():
             counter.forget(route)
 
@@ -146,7 +148,7 @@ class RouteMetrics:
         self._counters[name].add(amount, self._route, *labels)
 
     def event(self, name: str, amount: int) -> None:
-        """An event of the queue's lower half."""
+        """Count an event of the lower half of the queue."""
         if counter := self._events.get(name):
             counter.add(amount, self._route)
         elif name.startswith("dropped_batches_"):

@@ -69,7 +69,7 @@ class TelemetryRequest(msgspec.Struct, frozen=True):
 
 
 def media_type(content_type: str) -> str:
-    """`application/json` of `Application/JSON; charset=utf-8`."""
+    """Return `application/json` for `Application/JSON; charset=utf-8`."""
     return content_type.partition(";")[0].strip().lower()
 
 

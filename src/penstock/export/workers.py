@@ -1,10 +1,10 @@
-"""The worker pool of a route: who takes blocks from the queue and when, and how many at a time.
+"""The worker pool of a route: take blocks from the queue and send them.
 
 Unified: each worker takes a block, prepares and sends it. Split: preparers take blocks and do the
 CPU work, senders wait on the network, and between them is a bounded channel of prepared batches.
-Everybody waits first: the route is not paused, the backoff is over, the breaker
-admits. Only then is anything taken, so while a destination is down the workers wait on a timer or
-an event, nothing is leased, and nothing spins.
+A worker waits until the route is not paused, the backoff is over and the breaker admits. Only then
+it takes a block. So while a destination is down, workers wait on a timer or an event and hold no
+lease.
 
 Adaptive: once a second the number of workers follows the work there is (Little's law: arrivals
 times latency, plus what it takes to drain the backlog in ten seconds), grows at most twofold, and
@@ -45,7 +45,7 @@ def next_workers(
     latency: float,
     throttled: bool,
 ) -> int:
-    """How many workers to have next."""
+    """Return how many workers to have next."""
     if throttled:
         wanted = now // 2
     else:
@@ -82,7 +82,7 @@ class SendWorkers:
             self._split.channel_size or 1
         )
         self._holding = 0  # senders with a batch in hand that wait to send it
-        self._prepared: dict[int, Block] = {}  # leased (split), and nobody is sending them
+        self._prepared: dict[int, Block] = {}  # leased (split), and not being sent
         self.preparers = (self._split.preparer_count or CORES) if self._split.enabled else 0
         if self._split.enabled:
             self.target = (self._split.sender_count or 2 * CORES) * max(
@@ -135,7 +135,7 @@ class SendWorkers:
                 task.cancel()
 
     def waiting(self) -> list[Block]:
-        """Leased blocks that nobody is sending."""
+        """Return leased blocks that no worker is sending."""
         return list(self._prepared.values())
 
     async def stop(self, deadline: float) -> None:
@@ -197,7 +197,7 @@ class SendWorkers:
                 continue
             self.preparing += 1
             try:
-                # A block that was cut already, or cannot be prepared, is left to whoever sends it.
+                # A block that was cut already, or cannot be prepared, is left to the sender.
                 prepared = (
                     await self._delivery.try_prepare(block) if block.remaining is None else None
                 )
@@ -231,7 +231,7 @@ class SendWorkers:
     async def _deliver(
         self, block: Block, permit: int, probing: bool, prepared: Prepared | None = None
     ) -> None:
-        """What becomes of the block says whether others may follow."""
+        """Deliver the block; its outcome decides whether others may follow."""
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)

@@ -1,17 +1,14 @@
-"""Room on a disk: writes are refused before it is full, and that it is full is a state that people
-see.
+"""Refuse writes before a disk is full, and show that state to people.
 
-A reserve is kept free, for what must be written to get on: checkpoints, rolls, removals. How much
-is free is asked at most every `CHECK_SECONDS`; in between what was promised is subtracted. The
-first refusal (by us, or by the disk) is logged and makes `full` say why; later ones are not logged.
-`full` ends by itself when what was refused would fit again and the disk has more room than then; a
-disk that refuses although it shows room (a quota) is tried again after `QUIET_SECONDS` without a
-refusal.
+A reserve stays free for checkpoints, rolls and removals. The free space is queried at most every
+`CHECK_SECONDS`; in between, reserved bytes are subtracted. The first refusal (by us, or by the
+disk) is logged and sets `full` to the reason. `full` ends when the refused bytes would fit again
+and the disk has more room than then. A disk that refuses although it shows room (a quota) is tried
+again after `QUIET_SECONDS` without a refusal.
 """
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import StorageFull
@@ -24,21 +21,13 @@ QUIET_SECONDS = 10.0
 
 
 class Space:
-    """Of one directory; `what` is refused there, in words (appends to topics)."""
+    """The space of one directory. `what` names the refused writes, such as "appends to topics"."""
 
-    def __init__(
-        self,
-        fs: Fs,
-        directory: Path,
-        reserve: int,
-        what: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, fs: Fs, directory: Path, reserve: int, what: str) -> None:
         self._fs = fs
         self._directory = directory
         self._reserve = reserve
         self._what = what
-        self._clock = clock
         self._free = 0  # less what was promised since it was asked
         self._asked = -CHECK_SECONDS
         self._full: str | None = None
@@ -47,8 +36,8 @@ class Space:
         self._free_then = 0
 
     def take(self, size: int) -> None:
-        """Promise so many bytes, or raise StorageFull."""
-        if self._clock() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
+        """Reserve so many bytes, or raise StorageFull."""
+        if time.monotonic() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
             self._refresh()
         if self._free - size < self._reserve:
             error = StorageFull(
@@ -60,27 +49,27 @@ class Space:
         self._free -= size
 
     def refused(self, error: StorageFull, size: int) -> None:
-        """So many bytes were refused."""
+        """Note that so many bytes were refused."""
         if self._full is None:
             log.warning("%s are refused until there is room: %s", self._what, error)
             self._free_then = self._fs.free_bytes(self._directory)
         self._full = str(error)
         self._wanted = size
-        self._refused_at = self._clock()
+        self._refused_at = time.monotonic()
 
     @property
     def full(self) -> str | None:
-        """Why writes are refused at the moment, if they are."""
+        """Return why writes are refused at the moment, if they are."""
         self.check()
         return self._full
 
     def check(self) -> None:
-        """Whether there is room again, if there was none."""
-        if self._full is not None and self._clock() >= self._asked + CHECK_SECONDS:
+        """Check whether there is room again, if there was none."""
+        if self._full is not None and time.monotonic() >= self._asked + CHECK_SECONDS:
             self._refresh()
 
     def _refresh(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         self._free, self._asked = self._fs.free_bytes(self._directory), now
         if self._full is None or self._free - self._wanted < self._reserve:
             return

@@ -1,9 +1,7 @@
-"""Work beside the caller: disk calls that may wait long run in a pool of threads; background loops
-are started, restarted and ended in one way.
+"""Run blocking calls in a pool of threads, and background loops as supervised tasks.
 
-A loop that fails is a bug, and what it does must not end with it for the life of the process: it is
-logged with its traceback, counted in `penstock_background_restarts_total` and started again. Errors
-that a loop expects are its own business.
+A background loop handles the errors that it expects. If another error ends it, the error is logged
+with its traceback, counted in `penstock_background_restarts_total`, and the loop starts again.
 """
 
 import asyncio
@@ -52,7 +50,7 @@ async def _restarting(
 
 
 async def slices(items: Sequence[T], size: int) -> AsyncIterator[Sequence[T]]:
-    """The items, `size` at a time; between two slices others get a turn on the event loop."""
+    """Yield the items, `size` at a time, and let other tasks run in between."""
     for begin in range(0, len(items), size):
         if begin:
             await asyncio.sleep(0)

@@ -59,15 +59,15 @@ class OpeningSegment(ABC):
 
     @abstractmethod
     def likely_base(self) -> int:
-        """The first offset when nothing with a checksum tells it."""
+        """Return the first offset when nothing with a checksum tells it."""
 
     @abstractmethod
     def open(self) -> bool:
-        """Whether anything had to be read, cut or rebuilt."""
+        """Open it; return whether anything had to be read, cut or rebuilt."""
 
     def skip_lost(self) -> list[Segment]:
-        """Give no offset again that is noted as lost; the active segment, after the one that was
-        closed for that.
+        """Skip offsets that are noted as lost, so that no record gets them again. Return the active
+        segment, after the one that was closed for that.
         """
         end = self._directory.damage.end
         if self.segment.end >= end:
@@ -92,6 +92,13 @@ class OpeningSegment(ABC):
             return
         text = f"offsets {segment.end} to {end - 1} are not in {DATA}{more}, {file} had them"
         directory.damage.report_lost(text, DATA, segment.end, end)
+
+    def report_unfinished(self, where: str) -> None:
+        self._directory.report(
+            "unfinished",
+            f"the last commit, {where}, is not whole and is dropped: it was being written when the "
+            "broker ended, and not acknowledged",
+        )
 
     def cut(self) -> None:
         """Keep aside what lies behind the last record, and cut it off."""

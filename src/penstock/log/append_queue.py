@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.errors import InvalidRequest, NotFound, TooLarge, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, TooLarge, Unavailable
 from penstock.io.fs import Bytes
 from penstock.log.commit import Appended, Entry, Promise
 from penstock.log.format import Arrays, Content, InvalidRecord, ReadyBatch, Records, SegmentFormat
@@ -36,44 +36,9 @@ class AppendQueue(ABC):
         self._scheduled = False  # `commit` will run at the end of this tick
         self.closed = False  # nothing more is taken
         self.deleted = False  # and what is queued is refused
+        self.moving = False  # it is closed because the topic becomes a shared one
 
-    def append(
-        self, payloads: Sequence[Bytes], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append the payloads as one batch, all or none."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue(payloads, future, producer)
-        self.schedule()
-        return future
-
-    def append_arrays(
-        self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_arrays(lengths, payloads, future, producer)
-        self.schedule()
-        return future
-
-    def append_records(
-        self, records: Sequence[NewRecord], producer: Producer | None = None
-    ) -> "asyncio.Future[Appended]":
-        """Append records with keys, headers and timestamps, where the format has room for them."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_records(records, future, producer)
-        self.schedule()
-        return future
-
-    def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
-        where the format can hold it. Its producer's sequence is checked.
-        """
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.enqueue_batch(head, data, future)
-        self.schedule()
-        return future
-
-    # Queueing without a commit: the caller ends its turn with `commit` or `schedule`
+    # Queueing: the caller ends its turn with `commit` or `schedule`
 
     def enqueue(
         self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
@@ -91,7 +56,7 @@ class AppendQueue(ABC):
         promise: Promise,
         producer: Producer | None = None,
     ) -> None:
-        """The same for payloads that lie one after another in `payloads`."""
+        """Queue payloads that lie one after another in `payloads`."""
         wide = lengths.astype(np.int64)
         if int(wide.min(initial=0)) < 0 or int(wide.sum()) != len(payloads):
             raise InvalidRequest(
@@ -101,7 +66,7 @@ class AppendQueue(ABC):
         self._enqueue(Arrays(wide, payloads), len(wide), size, largest, promise, producer)
 
     def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
-        """The same for payloads of one length: an item of `table` each, wherever they lie."""
+        """Queue payloads of one length: an item of `table` each, wherever they lie."""
         self._enqueue(table, len(table), table.itemsize * len(table), table.itemsize, promise, None)
 
     def enqueue_records(
@@ -110,7 +75,7 @@ class AppendQueue(ABC):
         promise: Promise,
         producer: AnyProducer | None = None,
     ) -> None:
-        """The same for records with keys, headers and timestamps."""
+        """Queue records with keys, headers and timestamps."""
         sizes = [_size_of(record) for record in records]
         plain = [one.value for one in records if not (one.key is not None or one.headers)]
         values = [value for value in plain if value is not None]
@@ -127,7 +92,7 @@ class AppendQueue(ABC):
         self._enqueue(content, len(sizes), sum(sizes), max(sizes, default=0), promise, producer)
 
     def enqueue_batch(self, head: BatchHead, data: memoryview, promise: Promise) -> None:
-        """The same for a record batch that a Kafka client built."""
+        """Queue a record batch that a Kafka client built."""
         if head.attributes & (CONTROL | TRANSACTIONAL):
             raise InvalidRequest("transactions are not supported")
         producer = None
@@ -161,7 +126,10 @@ class AppendQueue(ABC):
         if self.deleted:
             raise self.gone()
         if self.closed:
-            raise Unavailable("the broker is stopping")
+            why = (
+                f"topic {self._name!r} is being moved" if self.moving else "the broker is stopping"
+            )
+            raise Unavailable(why)
         if producer is not None and len(producer.id) != 16:
             raise InvalidRequest(f"a producer id has 16 bytes, this one has {len(producer.id)}")
         size += HEADER_SIZE * count
@@ -172,7 +140,9 @@ class AppendQueue(ABC):
         self._pending.append(Entry(content, count, size, producer, promise))
         self.pending_bytes += size
 
-    def gone(self) -> NotFound:
+    def gone(self) -> PenstockError:
+        if self.moving:  # clients try again, and reach the shared topic
+            return Unavailable(f"topic {self._name!r} is a shared topic now")
         return NotFound(f"topic {self._name!r} was deleted")
 
     # Committing
@@ -205,13 +175,19 @@ class AppendsThrough:
         self, payloads: Sequence[Bytes], producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
         """Append the payloads as one batch, all or none."""
-        return self.appends.append(payloads, producer)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue(payloads, future, producer)
+        self.appends.schedule()
+        return future
 
     def append_arrays(
         self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
-        """The same for payloads that lie one after another in `payloads`."""
-        return self.appends.append_arrays(lengths, payloads, producer)
+        """Append payloads that lie one after another in `payloads`."""
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue_arrays(lengths, payloads, future, producer)
+        self.appends.schedule()
+        return future
 
     def append_records(
         self, records: Sequence[NewRecord], producer: Producer | None = None
@@ -219,8 +195,16 @@ class AppendsThrough:
         """Append records with keys, headers and timestamps, all or none. `InvalidRecord` where the
         topic's format has no room for them.
         """
-        return self.appends.append_records(records, producer)
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue_records(records, future, producer)
+        self.appends.schedule()
+        return future
 
     def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`)."""
-        return self.appends.append_batch(head, data)
+        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
+        where the format can hold it. Its producer's sequence is checked.
+        """
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        self.appends.enqueue_batch(head, data, future)
+        self.appends.schedule()
+        return future

@@ -130,7 +130,7 @@ class Appender(AppendQueue):
             self.schedule()
 
     def _written(self, commit: LogCommit, error: BaseException | None) -> None:
-        """The pool has written, or could not."""
+        """Publish what the pool has written, or refuse it if that failed."""
         waiting = self._running
         try:
             if error is None:
@@ -153,7 +153,7 @@ class Appender(AppendQueue):
         self.commit()
 
     def _take(self) -> list[Entry]:
-        """The next commit's appends: one under `always`, otherwise all that wait."""
+        """Return the next commit's appends: one under `always`, otherwise all that wait."""
         if len(self._pending) == 1:
             taken, self._pending, self.pending_bytes = self._pending, [], 0
             return taken
@@ -176,7 +176,7 @@ class Appender(AppendQueue):
         return LogCommit(self._format, entries, end, position, time, segments.producers)
 
     def _publish(self, commit: LogCommit) -> None:
-        """The commit satisfied the policy: it is visible and answered from here on."""
+        """Make a commit visible that satisfied the policy, and answer its appends."""
         self._last_used = time.monotonic()
         write, instruments = commit.write, self._context.instruments
         if write.count:

@@ -126,7 +126,9 @@ class LogCommit:
         self._format.add(self.write, payloads, None)
 
     def _is_old(self, entry: Entry, producer: AnyProducer) -> bool:
-        """Whether this append needs no write: stored already, twice in here, or out of order."""
+        """Return whether this append needs no write: stored already, twice in here, or out of
+        order.
+        """
         first_copy = self._seen.get(producer)
         if first_copy is not None:
             entry.first_copy = first_copy

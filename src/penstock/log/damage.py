@@ -103,7 +103,7 @@ class DamageReport:
 
 
 def holes_of(places: list[dict[str, Any]], base: int) -> tuple[tuple[int, int], ...]:
-    """The holes of the segment with this base, from and up to, in order."""
+    """Return the holes of the segment with this base, from and up to, in order."""
     holes = (
         (int(place["start"]), int(place["end"]))
         for place in places
@@ -113,7 +113,7 @@ def holes_of(places: list[dict[str, Any]], base: int) -> tuple[tuple[int, int], 
 
 
 def read_places(data: bytes) -> list[dict[str, Any]]:
-    """The contents of a `damage.json`; ValueError when it is none."""
+    """Return the contents of a `damage.json`; ValueError when it is not one."""
     places = json.loads(data)
     if not isinstance(places, list):
         raise ValueError(f"{DAMAGE} holds no list")

@@ -51,15 +51,11 @@ Content = list[Bytes] | Arrays | np.ndarray | Records | ReadyBatch
 
 
 class ActiveRecovery(Protocol):
-    """The active segment while it is being opened."""
+    """The active segment while it is being opened (`penstock.log.active_recovery`)."""
 
-    def open(self) -> bool:
-        """Whether anything had to be scanned, cut or rebuilt."""
+    def open(self) -> bool: ...
 
-    def skip_lost(self) -> list[Segment]:
-        """Give no offset again that is noted as lost; the active segment, after the one that was
-        closed for that.
-        """
+    def skip_lost(self) -> list[Segment]: ...
 
 
 class SegmentFormat(Protocol):
@@ -77,7 +73,7 @@ class SegmentFormat(Protocol):
         """Encode what an append brings and add it to the commit."""
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
-        """The files of a segment that begins with these writes, by kind."""
+        """Return the files of a segment that begins with these writes, by kind."""
 
     def companions(self, segment: Segment, mark: Mark, /) -> dict[str, bytes]:
         """Files that are replaced with each checkpoint, by name; the segment is at `mark`."""
@@ -88,18 +84,18 @@ class SegmentFormat(Protocol):
     # Opening
 
     def first_offset(self, data: File) -> int:
-        """The offset that a data file begins with, -1 when it cannot be known."""
+        """Return the offset that a data file begins with, -1 when it cannot be known."""
 
     def described_size(self, kind: str, content: bytes) -> int:
-        """How much data a file of this kind says there is."""
+        """Return how much data there is according to a file of this kind."""
 
     def described_end(self, kind: str, content: bytes) -> int:
-        """The offset after the last record that a file of this kind knows of; 0: none."""
+        """Return the offset after the last record that a file of this kind knows of; 0: none."""
 
     def proven_base(
         self, directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
     ) -> int | None:
-        """The first offset of the active segment as something with a checksum tells it."""
+        """Return the first offset of the active segment as something with a checksum tells it."""
 
     def open_sealed(
         self, directory: TopicDirectory, base: int, following: int | None
@@ -119,4 +115,4 @@ class SegmentFormat(Protocol):
     # Checking
 
     def check(self, segment: Segment) -> SegmentCheck:
-        """The check that a scrub makes of a sealed segment."""
+        """Return the check that a scrub makes of a sealed segment."""

@@ -104,26 +104,28 @@ NO_PRODUCER = bytes(16)
 
 
 def label_of(directory: Path) -> str:
-    """The label of the partition whose log is in this directory."""
+    """Return the label of the partition whose log is in this directory."""
     if has_batches(directory):
         return partition_label(directory.parent.name, int(directory.name))
     return directory.name
 
 
 def has_batches(directory: Path) -> bool:
-    """Whether a log in this directory has record batches: those are in `.penstock/logs`."""
+    """Return whether a log in this directory has record batches: those are in `.penstock/logs`."""
     return directory.parent.parent.name == LOGS and directory.name.isdigit()
 
 
 def log_path(data: Path, label: str) -> Path:
-    """Where a data directory has the log of this partition, or would have it in aiq's layout."""
+    """Return where a data directory has the log of this partition, or would have it in aiq's
+    layout.
+    """
     topic, partition = split_label(label)
     batches = data / PRIVATE / LOGS / topic / str(partition)
     return data / topic if partition == 0 and not batches.exists() else batches
 
 
 def find_logs(data: Path) -> dict[str, Path]:
-    """The logs of a data directory, by label."""
+    """Return the logs of a data directory, by label."""
     plain = {path.name: path for path in data.iterdir() if is_topic_name(path.name)}
     batches = {label_of(path): path for path in data.glob(f"{PRIVATE}/{LOGS}/*/*")}
     directories = {**batches, **{name: path for name, path in plain.items() if path.is_dir()}}
@@ -136,7 +138,7 @@ def sealed_name(kind: str, base: int) -> str:
 
 
 def parse_sealed(name: str) -> tuple[str, int] | None:
-    """The kind and base of a sealed segment's file, or None when the name is not one."""
+    """Return the kind and base of a sealed segment's file, or None when the name is not one."""
     match = _SEALED_NAME.fullmatch(name)
     if match is None:
         return None
@@ -163,7 +165,7 @@ class BatchRow(NamedTuple):
 
 
 def parse_batches(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """The whole rows in `data`, and for each whether its own checksum holds."""
+    """Return the whole rows in `data`, and for each whether its own checksum holds."""
     count = len(data) // BATCH_SIZE
     rows = np.frombuffer(data, BATCH_TYPE, count)
     view = memoryview(data)
@@ -188,7 +190,7 @@ def pack_checked(text: str) -> bytes:
 
 
 def parse_checked(data: bytes) -> str | None:
-    """The text of such a file (`incarnation`, ...), or None when it is damaged."""
+    """Return the text of such a file (`incarnation`, ...), or None when it is damaged."""
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError:

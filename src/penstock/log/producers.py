@@ -65,7 +65,7 @@ class KafkaProducer(NamedTuple):
 
     @property
     def id(self) -> bytes:
-        """As the sidecar and the checkpoint have it."""
+        """Return the id as the sidecar and the checkpoint store it."""
         return _KAFKA_ID.pack(_KAFKA, self.producer_id, self.epoch)
 
     @property
@@ -84,7 +84,7 @@ AnyProducer = Producer | KafkaProducer
 
 
 def parse_producer(stored: bytes, sequence: int, records: int) -> AnyProducer:
-    """The producer with this id on disk, and its batch."""
+    """Return the producer with this id on disk, and its batch."""
     if stored.startswith(_KAFKA):
         _, producer_id, epoch = _KAFKA_ID.unpack(stored)
         return KafkaProducer(producer_id, epoch, sequence, records)
@@ -100,7 +100,7 @@ class Producers:
         self._expiry = int(expiry * 1e6)
 
     def earlier(self, producer: AnyProducer) -> tuple[int, int] | None:
-        """Where this batch went before; None when it is the next one; Conflict otherwise."""
+        """Return where this batch was stored before; None if it is the next one; or Conflict."""
         entry = self.entries.get(producer.key)
         if entry is None:
             return None

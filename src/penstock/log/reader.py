@@ -48,7 +48,7 @@ class LogReader:
         return empty_batch(max(offset, self._segments.active.end)) if batch is None else batch
 
     def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
-        """The same as bytes of the log: where they lie in which file."""
+        """Return where the visible bytes of the log from `offset` on lie, and in which file."""
         raw = self._retrying(
             lambda segments: self._first_of(
                 segments, offset, strict, lambda one, at: one.raw(at, max_bytes)
@@ -58,11 +58,11 @@ class LogReader:
         return raw or Raw(end, 0, end, None, 0, 0)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        """The append times of these records, microseconds since 1970."""
+        """Return the append times of these records, microseconds since 1970."""
         return self._retrying(lambda segments: _times(segments, offsets))
 
     def records_from(self, offset: int) -> int:
-        """How many records lie at and after `offset`; after compaction fewer than offsets."""
+        """Return how many records lie at and after `offset`; compaction may leave gaps."""
         at = max(offset, self._segments.start)
         return self._retrying(lambda segments: sum(one.records_from(at) for one in segments))
 
@@ -74,7 +74,7 @@ class LogReader:
         return max(self._retrying(search), self._segments.first)
 
     def lost_at(self, offset: int) -> dict[str, Any] | None:
-        """The damage that cost the record of this offset, if one did."""
+        """Return the damage that cost the record of this offset, if there was any."""
         places = (
             place
             for place in self._damage.places

@@ -165,10 +165,10 @@ class SegmentFiles(Protocol):
     def file(self, kind: str) -> File: ...
 
     def warm(self) -> None:
-        """Somebody is about to read them from the beginning."""
+        """Prepare for a reader that is about to read them from the beginning."""
 
     def is_near_end(self, remaining: int) -> bool:
-        """Whether a reader who has so many bytes before it should have what follows warmed."""
+        """Return whether to warm what follows for a reader with so many bytes left to read."""
 
 
 class Fault(NamedTuple):
@@ -187,7 +187,7 @@ class SegmentCheck(Protocol):
     unchecked: int  # bytes that no checksum covers
 
     def steps(self) -> Iterator[int]:
-        """Yields how many bytes were read, after each step."""
+        """Yield how many bytes were read, after each step."""
 
 
 class Segment(ABC):
@@ -266,13 +266,13 @@ class Segment(ABC):
         return len(self._files)
 
     def modified(self) -> int:
-        """The time of records whose time is unknown, microseconds."""
+        """Return the time of records whose time is unknown, microseconds."""
         if not self.local:
             return self.newest
         return int(self.fs.modified(self.path(DATA)) * 1e6)
 
     def lead_to(self, following: "Segment", next_offset: int) -> None:
-        """A reader has come to `next_offset` and will go on with the following segment."""
+        """Prepare the following segment for a reader that has come to `next_offset`."""
         if self.elsewhere is not None and following.elsewhere is not None:
             remaining = self.data_size * (self.end - next_offset) // max(1, self.end - self.base)
             if self.elsewhere.is_near_end(remaining):
@@ -295,7 +295,7 @@ class Segment(ABC):
         self.base = self.end = offset
 
     def mark(self) -> Mark:
-        """Where it ends now."""
+        """Return the place where it ends now."""
         return Mark(self.end, self.rows, self.newest, self.sizes())
 
     def take(self, mark: Mark) -> None:
@@ -306,11 +306,11 @@ class Segment(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """How much of each file is visible, by kind."""
+        """Return how much of each file is visible, by kind."""
 
     @abstractmethod
     def take_sizes(self, sizes: Mapping[str, int]) -> None:
-        """The same of files that were not written here."""
+        """Set how much is visible of files that were not written here."""
 
     @abstractmethod
     def extend(self, write: Write) -> None:
@@ -324,20 +324,22 @@ class Segment(ABC):
 
     @abstractmethod
     def raw(self, offset: int, max_bytes: int) -> Raw:
-        """The same as bytes of the data file, in whole units of the format."""
+        """Return bytes of the data file from `offset` on, in whole units of the format."""
 
     @abstractmethod
     def records_from(self, offset: int) -> int:
-        """How many records lie at and after `offset`."""
+        """Return how many records lie at and after `offset`."""
 
     @abstractmethod
     def times(self, offsets: np.ndarray) -> np.ndarray:
-        """The times of these records, microseconds; the file's modification time where unknown."""
+        """Return the times of these records, microseconds; the file's modification time where
+        unknown.
+        """
 
     @abstractmethod
     def offset_at(self, microseconds: int) -> int | None:
-        """The first offset of this time or later, if this segment has one."""
+        """Return the first offset of this time or later, if this segment has one."""
 
     @abstractmethod
     def oldest(self) -> int:
-        """The time of its first record, microseconds; only when it has records."""
+        """Return the time of its first record, microseconds; only when it has records."""

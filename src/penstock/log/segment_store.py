@@ -101,7 +101,7 @@ class SegmentStore:
     # One commit: prepare, write, publish
 
     def is_prepared(self, size: int) -> bool:
-        """Whether a commit of so many bytes can be written at once."""
+        """Return whether a commit of so many bytes can be written at once."""
         return (
             self._state == self._context.open_state
             and self._unsynced_bytes < MAX_UNSYNCED_BYTES
@@ -131,7 +131,7 @@ class SegmentStore:
             await self._write_checkpoint()
 
     def next_time(self) -> int:
-        """The append time of a commit; distinct, since it also tells commits apart."""
+        """Return the append time of a commit; no two commits have the same."""
         self.last_time = max(int(self._context.clock() * 1e6), self.last_time + 1)
         return self.last_time
 
@@ -165,7 +165,7 @@ class SegmentStore:
         loop.call_soon_threadsafe(done, error)
 
     def publish(self, write: Write) -> None:
-        """It satisfied the fsync policy: readers see it from here on."""
+        """Show a commit to readers that satisfied the fsync policy."""
         self.active.extend(write)
         if self._context.settings.fsync == "interval":
             self._unsynced.append(write)
@@ -257,12 +257,12 @@ class SegmentStore:
     # Repairing, rolling, replacing
 
     def _rescue(self) -> None:
-        """Have the broken segment repaired, if nobody's next append can be waited for."""
+        """Have the broken segment repaired if records wait in memory: do not wait for an append."""
         if self._unsynced and not self._abandoned:
             self._on_broken()
 
     async def repair(self) -> None:
-        """Close the broken segment and go on in a new one, from memory."""
+        """Close the broken segment and continue in a new one, from memory."""
         await self._stop_syncing()
         reason = self.active.broken
         carried = self._unsynced
@@ -441,7 +441,7 @@ class SegmentStore:
         await self.checkpoint()
 
     def abandon(self) -> None:
-        """The topic is deleted: nothing that is not durable needs to become so."""
+        """Note that the topic is deleted: nothing needs to become durable any more."""
         self._abandoned = True
 
     def _cancel_timer(self) -> None:
@@ -459,7 +459,7 @@ class SegmentStore:
 
 
 def remove_files(segment: Segment) -> None:
-    """The data last: its absence beside an index is damage, never an interrupted removal."""
+    """Remove the data last: its absence beside an index is damage, not an interrupted removal."""
     for kind in segment.kinds:
         segment.fs.remove(segment.path(kind))
     # here in the pool: the last close of a removed file gives its blocks back

@@ -35,8 +35,8 @@ class TierReader:
         self._cache.close()
 
     def read(self, incarnation: str, start: int, end: int) -> Iterator[Slice]:
-        """The records from `start` up to, not including, `end`, as far as the tier has them without
-        a gap; after that the next ones are to be had from the broker.
+        """Yield the records from `start` up to, not including, `end`, as far as the tier has them
+        without a gap; after that the next ones are to be had from the broker.
         """
         for segment in self._segments(incarnation, start):
             if segment.base >= end:
@@ -47,8 +47,9 @@ class TierReader:
                 return  # retention or compaction took it away
 
     def _segments(self, incarnation: str, start: int) -> list[Segment]:
-        """The segment that holds `start` and those that follow it without a gap. What compaction
-        removed is none."""
+        """Return the segment that holds `start` and those that follow it without a gap. What
+        compaction removed is none.
+        """
         name = manifest_name(incarnation)
         try:
             manifest = TierManifest.parse(self._store.get(name)[0], name)

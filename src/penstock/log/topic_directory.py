@@ -41,7 +41,7 @@ class TopicDirectory:
         return [file for file in map(parse_sealed, sorted(self.names)) if file is not None]
 
     def read(self, name: str) -> bytes | None:
-        """The contents of a small file, None when it is missing."""
+        """Return the contents of a small file, None when it is missing."""
         return self.fs.read(self.path / name) if name in self.names else None
 
     def read_metadata(self) -> int | None:
@@ -61,7 +61,26 @@ class TopicDirectory:
                     self.report("lost" if kind == DATA else "repaired", f"{kind} is missing")
                 self.fs.open(self.path / kind, create=True).close()
 
+    def cut_sealed(self, segment: Segment, size: int, *, lost: bool) -> None:
+        """Cut off what follows the first `size` bytes of a sealed segment's data, if anything
+        does. `lost`: it may have been records that were answered.
+        """
+        data = segment.file(DATA)
+        if data.size <= size:
+            return
+        self.report(
+            "lost" if lost else "quarantined",
+            f"{segment.path(DATA).name}: {data.size - size} bytes from {size} on do not belong to "
+            "this segment",
+        )
+        self.quarantine(segment, size, data.size)
+        writable = self.fs.open(segment.path(DATA))
+        writable.truncate(size)
+        writable.close()
+        segment.forget_files()
+
     def quarantine(self, segment: Segment, start: int, end: int) -> None:
+        """Copy these bytes of the data into a file of their own."""
         data = segment.file(DATA).read_at(start, end - start)
         target = self.path / f"quarantine-{segment.base:020d}-{start}.bin"
         self.fs.replace(target, data)

@@ -137,7 +137,7 @@ class OpenSegment(AiqSegment):
         self.data_size = status.st_size if self.sealed else self._end_of_last(status.st_size)
 
     def _end_of_last(self, size: int) -> int:
-        """Where the active segment's last record ends that its index has; more is being written."""
+        """Return where the last record ends that the active segment's index has."""
         position = self.position_of(self.rows - 1) if self.rows else size
         _, end = record_at(self.file(DATA), position, size)
         return min(size, end) if end >= 0 else size
@@ -147,8 +147,9 @@ class OpenSegment(AiqSegment):
 
 
 def slices(segment: Segment, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
-    """The records of a segment from `start` up to, not including, `end`: at most MAX_ROWS and about
-    MAX_BYTES at a time. Headers agree with the index, or the data was walked."""
+    """Yield the records of a segment from `start` up to, not including, `end`: at most MAX_ROWS and
+    about MAX_BYTES at a time. Headers agree with the index, or the data was walked.
+    """
     at = max(start, segment.base)
     while at < min(end, segment.end):
         batch = segment.read(at, min(end - at, MAX_ROWS), MAX_BYTES)
@@ -174,7 +175,7 @@ def slice_of(batch: Batch, times: npt.NDArray[np.int64], *, keyed: bool) -> Slic
 
 
 def _framed(batch: Batch, keep: int) -> tuple[Bytes, np.ndarray]:
-    """The values of record batches as aiq's layout has them: each behind a header."""
+    """Frame the values of record batches as aiq's layout does: each behind a header."""
     values = batch.payloads()[:keep]
     data, index, _ = frame_payloads(values, 0, 0)
     rows = np.frombuffer(index, INDEX_TYPE)
@@ -182,7 +183,7 @@ def _framed(batch: Batch, keep: int) -> tuple[Bytes, np.ndarray]:
 
 
 def _back_off(attempt: int) -> None:
-    """Before looking again: ever longer, so that a busy broker gets to an end."""
+    """Wait before the next look, ever longer, so that a busy broker can finish."""
     time.sleep(min(0.05, 0.0005 * 2**attempt))
 
 
@@ -208,7 +209,7 @@ class TopicFiles:
         return (self.directory / TIER).exists()
 
     def bounds(self) -> tuple[int, int]:
-        """The first offset and the one after the last."""
+        """Return the first offset and the one after the last."""
         return self._retrying(self._bounds)
 
     def _bounds(self) -> tuple[int, int]:
@@ -233,7 +234,7 @@ class TopicFiles:
         return limits.start if limits is not None else 0
 
     def _retrying(self, look: Callable[[], T]) -> T:
-        """What `look` says; again when a file was renamed or deleted since it was listed."""
+        """Call `look`; again when a file was renamed or deleted since it was listed."""
         for attempt in range(MAX_ATTEMPTS):
             try:
                 return look()
@@ -242,7 +243,7 @@ class TopicFiles:
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
 
     def bytes(self) -> int:
-        """The data's size, headers included."""
+        """Return the data's size, headers included."""
         return sum(
             (self.directory / name).stat().st_size
             for name in os.listdir(self.directory)
@@ -250,7 +251,7 @@ class TopicFiles:
         )
 
     def offset_at(self, microseconds: int) -> int:
-        """The first offset appended at or after this time; the next offset if there is none."""
+        """Return the first offset appended at or after this time, or the next offset."""
 
         def search() -> int | None:
             segments = self._segments(self._bases())
@@ -262,8 +263,8 @@ class TopicFiles:
         return end if offset is None else max(offset, first)
 
     def read(self, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
-        """The records from `start` up to, not including, `end`, with `keyed` also their keys and
-        headers. Offsets that compaction removed are simply not there.
+        """Yield the records from `start` up to, not including, `end`, with `keyed` also their keys
+        and headers. Offsets that compaction removed are simply not there.
 
         `InvalidOffset` when retention has deleted the segment that held `start`, `Damaged` at
         records that were lost.
@@ -339,7 +340,7 @@ class TopicFiles:
         return segment
 
     def _names_without_swap(self) -> list[str]:
-        """The files there are while no swap is being made."""
+        """Return the names of the files, once no swap is being made."""
         deadline, pause = time.monotonic() + SWAP_SECONDS, 0.001
         while True:
             names = os.listdir(self.directory)
@@ -355,13 +356,13 @@ class TopicFiles:
             pause = min(0.1, 2 * pause)
 
     def _bases(self) -> list[int | None]:
-        """The bases of the sealed segments in order, then None for the active one."""
+        """Return the bases of the sealed segments in order, then None for the active one."""
         names = self._names_without_swap()
         sealed = sorted(base for name in names if (base := _sealed_base(name)) is not None)
         return [*sealed, *([None] if DATA in names else [])]
 
     def _from(self, bases: list[int | None], start: int) -> list[int | None]:
-        """The segments that may hold `start` and what follows it."""
+        """Return the segments that may hold `start` and what follows it."""
         before = [i for i, base in enumerate(bases) if base is not None and base <= start]
         if before:
             return bases[before[-1] :]
@@ -378,7 +379,7 @@ class TopicFiles:
 
 
 def _sealed_base(name: str) -> int | None:
-    """The base of a sealed segment whose data file has this name."""
+    """Return the base of a sealed segment whose data file has this name."""
     sealed = parse_sealed(name)
     return sealed[1] if sealed is not None and sealed[0] == DATA else None
 

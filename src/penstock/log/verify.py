@@ -116,7 +116,7 @@ def verify(
 
 
 def _shape(fs: Fs, directory: Path) -> list[tuple[str, int, float]]:
-    """What tells that a sealed file was replaced."""
+    """Return what changes when a sealed file is replaced: names, sizes and times."""
     files = []
     for name in fs.list_dir(directory):
         if parse_sealed(name.removesuffix(".swap")) is not None or name.startswith(SWAP_PREFIX):
@@ -340,7 +340,7 @@ class _Verifier:
     # The small files
 
     def _noted(self) -> None:
-        """Records reported lost earlier: files that were repaired no longer show it."""
+        """Report records that were lost earlier: repaired files no longer show it."""
         if DAMAGE not in self._names:
             return
         try:
@@ -377,7 +377,7 @@ class _Verifier:
         self._companions(checkpoint, noted, next_offset)
 
     def _companions(self, checkpoint: Checkpoint | None, noted: int, next_offset: int) -> None:
-        """Sidecar and metadata of the active segment."""
+        """Check sidecar and metadata of the active segment."""
         if checkpoint is not None and BATCHES in self._names and self.until is None:
             size, durable = self.fs.size(self._path(BATCHES)), checkpoint.batches_size
             if size < durable and sealed_name(DATA, checkpoint.base) not in self._names:
@@ -440,7 +440,7 @@ class _BatchVerifier(_Verifier):
             index.skip(end, following.head.base_offset)
 
     def _check_index(self, name: str, data_name: str, actual: SparseIndex) -> None:
-        """An index describes its data from the beginning; a sealed one describes all of it."""
+        """Compare an index with its data. Only a sealed one describes all of it."""
         if name not in self._names:
             self._add(name, 0, "is missing")
             return

@@ -1,12 +1,11 @@
-"""Who changed what and when: a log line at once, and a row in PostgreSQL.
+"""Record who changed what and when: a log line, and a row in PostgreSQL.
 
 The row is written before the change is answered, so every answered change is listed here. While
-PostgreSQL is down (topics and routes can be changed then, too) entries wait in memory, up to
-`MAX_WAITING`, and are written with the next one or when somebody looks; the log line is there
-already.
+PostgreSQL is down, entries (of topics and routes, which can change then too) wait in memory, up to
+`MAX_WAITING`, and are written with the next one or when the list is read.
 
-Entries are kept for `KEPT_DAYS` and at most `KEPT_ENTRIES` of them. Each write removes a few of the
-oldest that are beyond that, so nothing has to run for it.
+At most `KEPT_ENTRIES` entries are kept for `KEPT_DAYS`. Each write removes a few of the oldest, so
+no other job has to.
 """
 
 import logging
@@ -59,7 +58,7 @@ class Audit:
         self._waiting: deque[AuditEntry] = deque(maxlen=MAX_WAITING)  # not in PostgreSQL yet
 
     async def record(self, who: str, action: str, object: str, detail: dict[str, Any]) -> None:
-        """Log a change and store it; nothing is raised, for what it is about has happened."""
+        """Log a change and store it. It never raises, because the change has happened."""
         values = {name: _short(value) for name, value in detail.items()}
         entry = AuditEntry(1000 * time.time(), _short(who), action, _short(object), values)
         about = "".join(f" {name}={value}" for name, value in values.items())
@@ -79,7 +78,7 @@ class Audit:
             [msgspec.json.encode(entry.detail).decode() for entry in entries],
             [self._broker] * len(entries),
         ]
-        self._waiting.clear()  # before the wait, so that nobody else writes them too
+        self._waiting.clear()  # before the wait, so that no other call writes them too
         try:
             await self._database.fetch(WRITE, *columns, KEPT_ENTRIES, KEPT_DAYS)
         except (PenstockError, asyncpg.PostgresError) as error:
@@ -87,7 +86,7 @@ class Audit:
             self._waiting.extendleft(reversed(entries))
 
     async def page(self, words: str, before: int | None, limit: int) -> AuditPage:
-        """The newest entries that contain `words`, and where the next page begins."""
+        """Return the newest entries that contain `words`, and where the next page begins."""
         await self._write()
         rows = await self._database.browse(PAGE, before, words, limit)
         entries = [
@@ -103,7 +102,7 @@ class Audit:
 
 
 def _short(value: Any) -> Any:
-    """A value as it may stand in a row: PostgreSQL takes no NUL, and nobody reads a megabyte."""
+    """Shorten a value for a row: PostgreSQL refuses NUL, and a megabyte is not readable."""
     if isinstance(value, str):
         return value[:MAX_TEXT].replace("\0", "\ufffd")
     if isinstance(value, bool | int | float) or value is None:

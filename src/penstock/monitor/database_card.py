@@ -1,5 +1,5 @@
-"""How PostgreSQL is: what a commit takes, the oldest transaction and who holds it, dead rows, WAL,
-messages per commit, connections. Looked at now and then while somebody watches.
+"""Sample PostgreSQL: the time of a commit, the oldest transaction and its owner, dead rows, WAL,
+messages per commit, connections.
 """
 
 import time
@@ -40,7 +40,7 @@ class DatabaseWatch:
         self._before: tuple[float, int, int, int] | None = None  # when, WAL, commits, messages
 
     async def look(self, messages: int) -> DatabaseCard:
-        """`messages`: how many were pushed and completed, ever."""
+        """Sample the database. `messages`: how many were pushed and completed, ever."""
         (row,) = await self._database.browse(FIGURES)
         began = time.perf_counter()
         await self._database.fetch(COMMIT)

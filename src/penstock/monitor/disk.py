@@ -1,7 +1,7 @@
-"""How much of the disk is free, and when it will be full.
+"""Tell how much of the disk is free, and when it will be full.
 
-The rate is that of the last hours: a burst of some minutes must not look like the end. Until the
-disk was watched for an hour, nothing is said about the future.
+The rate is that of the last hours, so that a short burst is not an alarm. It is known after an
+hour.
 """
 
 import shutil
@@ -38,7 +38,7 @@ class DiskWatch:
         self._notes: deque[tuple[float, int]] = deque(maxlen=KEPT_NOTES)  # when, free bytes
 
     def look(self) -> DiskSpace | None:
-        """None: the disk cannot be asked."""
+        """Sample the disk; None if it cannot be asked."""
         try:
             total, _, free = self._usage(self._directory)
         except OSError:

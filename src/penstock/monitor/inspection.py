@@ -1,8 +1,7 @@
-"""What a person looks into: the partitions of a queue by lag, what happened to a message, messages
-by what their payloads say, dead letters by error, and what happened over days.
+"""Answer questions of people: partitions of a queue by lag, the history of a message, messages by
+payload, dead letters by error, and rates over days.
 
-Everything here reads a bounded number of rows, on the connections of those who look, and only when
-it is asked for.
+Each call reads a bounded number of rows, on the connections for browsing.
 """
 
 import re
@@ -190,7 +189,9 @@ class Inspection:
         cursor: str | None,
         limit: int | None = None,
     ) -> Hits:
-        """Messages whose payload has `wanted`, among the next `limit` ones from `cursor` on."""
+        """Return messages whose payload has `wanted`, among the next `limit` ones from `cursor`
+        on.
+        """
         most = limit or SEARCHED
         matches = matcher(wanted)
         largest = MAX_SEARCHED_PAYLOAD if wanted else MAX_PREVIEWED_PAYLOAD
@@ -214,14 +215,14 @@ class Inspection:
         return Hits(hits, searched, False, ".".join(map(str, after)))
 
     async def by_transaction(self, queue: str | None, transaction: str) -> Hits:
-        """Messages with this transaction id, in one queue or in all."""
+        """Return messages with this transaction id, in one queue or in all."""
         rows = await self._database.browse(
             BY_TRANSACTION, queue, transaction, MAX_ID_PARTITIONS, MAX_PREVIEWED_PAYLOAD
         )
         return Hits([self._hit(row, self._payload(row)) for row in rows], len(rows), True, None)
 
     def _payload(self, row: Any) -> bytes | None:
-        """None: it is too large, or its key is missing."""
+        """Return the payload; None if it is too large, or its key is missing."""
         try:
             return self._queues.keys.payload_of(row) if row["payload"] is not None else None
         except PenstockError:
@@ -237,7 +238,7 @@ class Inspection:
         )
 
     async def errors(self, queue: str, group: str, words: str) -> list[ErrorGroup]:
-        """Of the newest `COUNTED_LETTERS` that match, the most frequent error first."""
+        """Count the errors of the newest `COUNTED_LETTERS` that match, the most frequent first."""
         rows = await self._database.browse(LETTERS, queue, group, words, COUNTED_LETTERS)
         begin = min((row["first"].timestamp() for row in rows), default=0.0)
         width = bucket_seconds(begin)
@@ -260,7 +261,7 @@ class Inspection:
         return groups
 
     async def history(self, span: str, queue: str | None) -> Series:
-        """Messages per second over hours or days, from the minutes that PostgreSQL has."""
+        """Return messages per second over hours or days, from the minutes that PostgreSQL has."""
         if span not in RANGES:
             raise InvalidRequest(f"range is one of {', '.join(RANGES)}")
         seconds, step = RANGES[span]
@@ -274,7 +275,7 @@ class Inspection:
         buckets = range(first, last + (running >= MIN_RUNNING_SECONDS))
 
         def rate(bucket: int, column: str) -> float | None:
-            """None before there was anything to count."""
+            """Return messages per second; None before there was anything to count."""
             if bucket not in counted:
                 return None if (bucket + 1) * step <= began else 0.0
             count = counted[bucket][column]
@@ -295,7 +296,7 @@ class Inspection:
 
 
 async def push_to_ack(queues: Queues) -> Latencies:
-    """How long messages took from push to ack in the last minutes."""
+    """Return how long messages took from push to ack in the last minutes."""
     latencies = Latencies()
     for row in await queues.database.browse(LATENCIES):
         latencies.add(row["latency_buckets"], row["latency_counts"])
@@ -303,7 +304,7 @@ async def push_to_ack(queues: Queues) -> Latencies:
 
 
 def preview_of(payload: bytes) -> str:
-    """The beginning of a payload as text."""
+    """Return the beginning of a payload as text."""
     return payload[: 4 * PREVIEW].decode(errors="replace")[:PREVIEW]
 
 
@@ -312,8 +313,8 @@ def bucket_seconds(begin: float) -> float:
 
 
 def matcher(wanted: str) -> Callable[[bytes], bool]:
-    """A function that says whether a payload matches: `total=42`, `items[0].sku=a-7`, or a text
-    that occurs in it.
+    """Return a function that says whether a payload matches: `total=42`, `items[0].sku=a-7`, or a
+    text that occurs in it.
     """
     path, equals, value = wanted.partition("=")
     if not equals:

@@ -1,4 +1,4 @@
-"""Where everything is that was accepted: the books of each part, and whether they add up."""
+"""Account for everything that was accepted: the books of each part, and whether they add up."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -10,10 +10,10 @@ from penstock.topics.topic import Topic
 
 
 def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
-    """Per part: accepted = delivered + dead + dropped + waiting (+ skipped).
+    """Return the books of each part: accepted = delivered + dead + dropped + waiting (+ skipped).
 
-    What a group skipped is what the others leave over, so only a part without any shows that
-    its figures, each counted for itself, add up.
+    What a group skipped is computed from the other figures, so only a part without it shows that
+    its figures, each counted separately, add up.
     """
     pairs = [(queue, group) for queue in queues for group in queue.groups]
     rows = []
@@ -46,10 +46,11 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
 
 
 def topic_books(topics: Iterable[Topic]) -> dict[str, Any] | None:
-    """accepted = kept + removed by retention + compacted away, over all topics; None without any.
+    """Return accepted = kept + removed by retention + compacted away, over all topics; None without
+    any.
 
-    Every offset was given to one record. What retention removed lies below the first offset; only
-    segments that were compacted may lack records. Whatever else is missing is missing in the sum.
+    Every offset belongs to one record. Retention removed those below the first offset, and only
+    compacted segments may lack records. So any other missing record is missing in the sum.
     """
     accepted = kept = removed = compacted = 0
     books = list(topics)

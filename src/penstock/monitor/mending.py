@@ -1,8 +1,8 @@
 """What an operator does to single messages: push a copy, requeue or delete chosen dead letters,
 edit a dead letter and requeue it.
 
-The broker does it, so that a payload is never read and written again by a browser, which would
-change large integers and decimals.
+The broker does it, because a browser that reads and writes a payload would change large integers
+and decimals.
 """
 
 from hashlib import blake2b
@@ -33,7 +33,7 @@ class Mending:
         self._queues = queues
 
     async def payload(self, partition_id: str, transaction_id: str) -> bytes:
-        """The payload of a stored message, byte by byte."""
+        """Return the payload of a stored message, byte by byte."""
         return bytes((await self._queues.messages.detail(partition_id, transaction_id)).payload)
 
     async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> ItemOutcome:

@@ -1,13 +1,11 @@
-"""What needs somebody, worst first: the list on top of the Console and of `penstock status`.
+"""List problems, worst first, for the top of the Console and `penstock status`.
 
-Everything comes from figures that are in memory, but for the number of open files, which is the
-kernel's. Where it is known since when something is wrong, that is said; any other problem keeps the
-moment at which it was first seen for as long as its text stays the same, so texts hold no figure
-that moves.
+All figures are in memory, except the number of open files, which comes from the kernel. A problem
+without a known start counts from when it was first seen, as long as its text stays the same. So
+texts contain no figure that changes.
 
-Dead letters are a problem while they are new: of the last 15 minutes, by the minutes that
-PostgreSQL counts, so the first look after a night says it too. Old ones that nobody requeues are
-shown where they are.
+Dead letters are a problem for 15 minutes, by the minutes that PostgreSQL counts. Older ones are
+listed with their queue.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +52,7 @@ class Problems:
         routes: list[RouteStatus],
         consumers: Sequence[ConsumerHealth] = (),
     ) -> list[Problem]:
-        """`deaths`: how many messages of a queue died in the last minutes."""
+        """Return the problems. `deaths`: how many messages of a queue died in the last minutes."""
         errors = self._errors(routes)
         warnings = chain(_of_consumers(at, consumers), self._warnings(at, queues, deaths, disk))
         problems = [("error", *one) for one in errors] + [("warning", *one) for one in warnings]
@@ -137,6 +135,6 @@ def _of_consumers(at: float, consumers: Sequence[ConsumerHealth]) -> Iterator[Wr
 
 
 def _reason(pipeline: dict[str, Any]) -> str:
-    """The first line: errors of Spark have many."""
+    """Return the first line: errors of Spark have many."""
     lines = str(pipeline.get("error") or "").strip().splitlines()
     return lines[0][:MAX_REASON] if lines else "it gave no reason"

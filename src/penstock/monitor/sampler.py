@@ -1,14 +1,13 @@
-"""Samples the broker once a second for whoever watches; nobody watching costs nothing.
+"""Sample the broker once a second while it has viewers.
 
 One task serves all viewers. Every second it adds up the counters of all queues in one small
-statement, on the connections of those who look (`Database.browse`). Queue by queue they are read as
-often as costs no more than `QUEUES_SHARE` of the time: every second where there are few, every few
-seconds where there are thousands. Every `SLOW_SECONDS` comes what costs more (the oldest waiting
+statement, on the connections for browsing (`Database.browse`). It reads the figures of every queue
+as often as that takes at most `QUEUES_SHARE` of the time: every second if there are few, every few
+seconds if there are thousands. Every `SLOW_SECONDS` it reads what costs more (the oldest waiting
 message, consumers, latencies, the database's own figures). Everything else comes from memory. The
-last 15 minutes are kept; when watching begins, minutes that PostgreSQL has counted fill what was
-not sampled.
+last 15 minutes are kept; for the first viewer, minutes that PostgreSQL has counted fill the gaps.
 
-A figure that cannot be had is None, never 0.
+An unknown figure is None, never 0.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ USUAL_SECONDS = 0.003  # that reading takes, as far as is known before the first
 MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
 MIN_SAMPLE_SECONDS = 0.3  # between two samples; an earlier call gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
-QUEUES_PER_SLICE = 250  # looked at before others get a turn: some milliseconds
+QUEUES_PER_SLICE = 250  # read before other tasks get a turn: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
 WORST_GROUPS = 5
 
@@ -138,14 +137,14 @@ class Sampler:
         return lambda: self._viewers.discard(viewer)
 
     async def snapshot(self) -> bytes:
-        """The first event of a viewer: everything, with the history behind it."""
+        """Return the first event of a viewer: everything, with its history."""
         if not self._now or time.time() - self._now["at"] / 1000 > 2 * SAMPLE_SECONDS:
             await self._fill()
             await self._sample()
         return self.whole()
 
     def whole(self) -> bytes:
-        """Everything as of the last sample."""
+        """Return everything as of the last sample."""
         names = sorted({name for _, sample in self._samples for name in sample})
         history = {
             "times": [at * 1000 for at, _ in self._samples],
@@ -157,8 +156,8 @@ class Sampler:
         )
 
     async def fresh(self, *, recent: bool = False) -> None:
-        """Read the queues now, for a single caller; while somebody watches, the figures of a moment
-        ago do where they are said to (`recent`).
+        """Read the queues now, for a single caller. With `recent`, the figures of the last sample
+        are enough while there are viewers.
         """
         watched = self._task is not None and not self._task.done()
         if watched and recent:
@@ -168,7 +167,7 @@ class Sampler:
             if not watched:
                 await self._sample_now()
                 return
-            with suppress(PenstockError):  # the database is away: what is shown says so
+            with suppress(PenstockError):  # the database is down, and the page says so
                 await self._read_queues(time.time())
 
     def line_of(self, queue: str) -> list[int]:
@@ -183,7 +182,7 @@ class Sampler:
             await asyncio.sleep(max(0.1, SAMPLE_SECONDS - (time.monotonic() - began)))
 
     def _changes(self, now: dict[str, Any]) -> dict[str, Any]:
-        """What viewers do not have yet; the sample always."""
+        """Return what viewers do not have yet; the sample always."""
         before, self._sent = self._sent, now
         return {
             name: value
@@ -267,7 +266,7 @@ class Sampler:
         self._queues_due = at + min(max(pause, SAMPLE_SECONDS / 2), MAX_QUEUES_SECONDS)
 
     def _rates(self, at: float, pushed: int, completed: int) -> dict[str, float | None]:
-        """Messages per second of all queues since the last sample."""
+        """Return messages per second of all queues since the last sample."""
         before, self._totals = self._totals, (at, pushed, completed)
         waiting = sum(queue.figures.waiting for queue in self.queues.values())
         if before is None or at <= before[0]:
@@ -280,9 +279,9 @@ class Sampler:
         }
 
     async def _take(self, at: float, figures: list[QueueFigures]) -> None:
-        """Figures of now, with their rates since the reading before. One that comes too soon after
-        the last has its rates since the same reading as that one. There may be many queues: others
-        get a turn in between.
+        """Take over new figures, with their rates since the reading before. If they come too soon
+        after the last ones, their rates start from the same reading. Other tasks run in between,
+        because there may be many queues.
         """
         queues: dict[str, WatchedQueue] = {}
         new = self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS
@@ -391,14 +390,14 @@ class Sampler:
 
 
 def _per_second(minute: Any) -> dict[str, float | None]:
-    """The rates of a minute; a minute without a row had nothing to count."""
+    """Return the rates of a minute; a minute without a row had nothing to count."""
     if minute is None:
         return {"pushed": 0.0, "delivered": 0.0}
     return {"pushed": minute["pushed"] / 60, "delivered": minute["completed"] / 60}
 
 
 def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:
-    """Messages per second since; a queue that was deleted and recreated counts from 0."""
+    """Set messages per second since `before`; a queue that was recreated counts from 0."""
     queue.pushed_rate = max(0, queue.figures.pushed - before.figures.pushed) / seconds
     done = {group.name: group.completed for group in before.groups}
     for group in queue.groups:

@@ -1,4 +1,4 @@
-"""Finds anything by a part of its name: queues, groups, topics, routes, schedules, pipelines; and
+"""Find anything by a part of its name: queues, groups, topics, routes, schedules, pipelines; and
 messages by their whole transaction id.
 """
 
@@ -17,7 +17,7 @@ MIN_ID = 4  # characters from which on a text may be a transaction id
 
 
 def view_path(*parts: str) -> str:
-    """The address of a view in the Console."""
+    """Return the address of a view in the Console."""
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 
@@ -34,7 +34,7 @@ class Search:
         self._inspection = Inspection(broker.queues)
 
     async def find(self, words: str) -> list[FoundThing]:
-        """At most `MAX_PER_KIND` of each kind, those that begin with the words first."""
+        """Return at most `MAX_PER_KIND` of each kind, those that begin with the words first."""
         wanted = words.strip().lower()
         if not wanted:
             return []

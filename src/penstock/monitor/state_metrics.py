@@ -1,10 +1,9 @@
 """The state of queues, groups, topics and the database as metrics.
 
-It is read when somebody scrapes, and at most every `CACHE_SECONDS` however many do: the counters of
-all queues in one statement (`queues.admin.figures`), never by counting messages. Nobody scraping
-costs nothing. What several processes on one database would all say is said by the owner of the data
-directory alone, so it is not added up over workers. While the database does not answer its figures
-are missing: unknown is not 0.
+A scrape reads it, at most every `CACHE_SECONDS`: the counters of all queues in one statement
+(`queues.admin.figures`), never by counting messages. Only the owner of the data directory reports
+it, so that it is not added up over workers. While the database does not answer, its figures are
+missing: unknown is not 0.
 """
 
 import asyncio
@@ -123,7 +122,7 @@ class StateMetrics:
             self._add_topics(broker.logs.topics, broker.logs.groups)
 
     def _add_topics(self, topics: TopicStore, groups: Groups) -> None:
-        """What is in memory needs no filling."""
+        """Add gauges that read memory, and so need no filling."""
         metrics = self._broker.metrics
         metrics.gauge(
             "penstock_topic_stored_records",
@@ -166,8 +165,8 @@ class StateMetrics:
         )
 
     async def fill(self) -> None:
-        """Read the state, unless somebody has just done so. What does not answer in time is missing
-        from this scrape.
+        """Read the state, unless it was read just now. What does not answer in time is missing from
+        this scrape.
         """
         if self._filling is None or self._filling.done():
             if time.monotonic() - self._filled_at < CACHE_SECONDS:
@@ -218,7 +217,7 @@ class StateMetrics:
         waits: dict[int, float | None],
         unread: dict[int, float],
     ) -> list[tuple[Gauge | Counter, dict[Labels, float]]]:
-        """What each instrument shows, no more than a scrape has."""
+        """Return what each instrument shows, at most as much as a scrape has."""
         values: dict[Gauge | Counter, dict[Labels, float]] = {}
         for name, (_, queue_value) in QUEUE_GAUGES.items():
             values[self._of_queue[name]] = {(one.name,): queue_value(one) for one in queues}
@@ -266,7 +265,7 @@ def _shown(group: str) -> str:
 
 
 def _ages(topics: TopicStore, places: list[tuple[Labels, str, int]]) -> dict[Labels, float]:
-    """Without those whose index cannot be read."""
+    """Return the ages without those whose index cannot be read."""
     ages = {
         labels: topic.age_at(offset)
         for labels, name, offset in places

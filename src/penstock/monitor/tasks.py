@@ -2,15 +2,14 @@
 letters that match.
 
 A task works in the small steps of `DeadLetterStore`, with a pause between them, so that it takes no
-more than its share. It concerns the letters that were there when it began: one that is put back
-and fails again is not its business. While PostgreSQL is down it waits, and then continues.
+more than its share. It works on the letters that existed when it began, not on one that is requeued
+and fails again. While PostgreSQL is down, it waits.
 
-A task is a row in PostgreSQL: what it is about, how far it is, which process works on it and when
-that took its last step. All brokers of a database show it, and each of them can cancel it: whoever
-works on it sees that with its next step. When a process is gone, another one claims the row and
-does the rest; that is the same filter once more, for what was done are no dead letters any more.
-Claiming needs no timer at rest: a broker looks when it starts, and when somebody lists the tasks,
-and then again only for as long as others have tasks that run.
+A task is a row in PostgreSQL: its filter, its progress, the process that works on it and the time
+of the last step. All brokers of a database show it, and each can cancel it: the working process
+sees that at its next step. If a process dies, another one claims the row and applies the same
+filter again; letters that are done do not match any more. A broker looks for such tasks when it
+starts and when tasks are listed, and then only while other brokers have running tasks.
 """
 
 import asyncio
@@ -76,7 +75,7 @@ class Tasks:
     def __init__(
         self, queues: Queues, broker: str, ended: Callable[[BackgroundTask], Awaitable[None]]
     ) -> None:
-        """`broker`: the name of this process. `ended` is called with each task that it ended."""
+        """Use `broker` as the name of this process; call `ended` with each task that it ended."""
         self._queues = queues
         self._database = queues.database
         self._broker = broker
@@ -85,7 +84,7 @@ class Tasks:
         self._claiming: asyncio.Task[None] | None = None  # while others have some that run
 
     async def all(self) -> list[BackgroundTask]:
-        """The newest first."""
+        """Return all tasks, the newest first."""
         tasks = [_task(row) for row in await self._database.browse(ALL, KEPT_TASKS)]
         if any(one.state == "running" and UUID(one.id) not in self._running for one in tasks):
             self.claim_abandoned()
@@ -126,7 +125,7 @@ class Tasks:
         return _task(rows[0]) if rows else await self.get(number)
 
     def claim_abandoned(self) -> None:
-        """Work on what processes that are gone left behind; also those noticed later."""
+        """Work on what dead processes left behind, now and later."""
         if self._claiming is None or self._claiming.done():
             self._claiming = supervised("abandoned tasks", self._claim, self._database.metrics)
 
@@ -168,7 +167,7 @@ class Tasks:
                     await self._database.recovered()
             except PenstockError as failure:
                 error = str(failure)
-            except Exception as failure:  # a bug: the task says so, nobody waits for it for ever
+            except Exception as failure:  # a bug: the task ends and says so
                 log.exception("task %s failed", number)
                 error = f"internal error: {type(failure).__name__}"
             state = "failed" if error else "finished"
@@ -178,7 +177,7 @@ class Tasks:
             del self._running[number]
 
     async def _work(self, row: Any) -> bool:
-        """Go through the letters; False when the database went away meanwhile."""
+        """Go through the letters; return False when the database went away meanwhile."""
         which = msgspec.json.decode(row["which"], type=Which)
         dead = self._queues.dead
         steps: AsyncIterator[int] = (

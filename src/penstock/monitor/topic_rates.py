@@ -1,4 +1,4 @@
-"""How fast topics grow, seen from outside: their next offsets, looked at now and then."""
+"""Measure how fast topics grow, from samples of their next offsets."""
 
 import time
 from collections import deque
@@ -6,13 +6,13 @@ from collections import deque
 from penstock.topics.store import TopicStore
 
 KEPT_SAMPLES = 60
-MIN_LOOK_SECONDS = 0.5  # between two looks
+MIN_LOOK_SECONDS = 0.5  # between two samples
 
 
 class TopicRates:
     def __init__(self, topics: TopicStore) -> None:
         self._topics = topics
-        self._at: float | None = None  # of the last look
+        self._at: float | None = None  # of the last sample
         self._offsets: dict[str, int] = {}  # then
         self._rates: dict[str, deque[float]] = {}  # records per second, the newest last
 
@@ -37,7 +37,7 @@ class TopicRates:
         self._at, self._offsets = at, offsets
 
     def rate(self, topic: str) -> float | None:
-        """Records per second; None when it was looked at only once."""
+        """Return records per second; None after a single look."""
         rates = self._rates.get(topic)
         return rates[-1] if rates else None
 

@@ -1,4 +1,4 @@
-"""The figures of queues and groups as somebody who watches sees them."""
+"""The figures of queues and groups in the Console."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Talking to other machines: what the Python client and the export destinations share."""
+"""Outgoing connections of the Python client, the command line, Spark and routes."""
 
 from penstock.net.http import HttpAnswer, HttpClient
 

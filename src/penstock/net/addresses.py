@@ -1,4 +1,4 @@
-"""Where brokers are and what they are shown, as users write it."""
+"""Parse addresses of brokers and credentials as users write them."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ Token = str | Callable[[], str]
 
 
 def parse_addresses(addresses: str | Sequence[str | Address]) -> tuple[list[Address], bool]:
-    """`"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the port is 12345 when none is named. The
-    second result says whether they want TLS: all of them, or none.
+    """Parse `"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the default port is 12345. The second
+    result says whether they want TLS: all of them, or none.
     """
     parsed: list[Address] = []
     secure: set[bool] = set()
@@ -42,14 +42,14 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> tuple[list[Addr
 
 
 def resource(*parts: str, **query: Any) -> str:
-    """The target of a request: parts that hold names are quoted, None in the query is left out."""
+    """Return the target of a request: names are quoted, and None in the query is left out."""
     path = "/".join([parts[0], *(quote(part, safe="") for part in parts[1:])])
     given = {key: value for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def basic_authorization(url: SplitResult) -> str:
-    """The header for the user and password of a URL; empty when it names none."""
+    """Return the header for the user and password of a URL; empty when it names none."""
     if url.username is None:
         return ""
     secret = f"{unquote(url.username)}:{unquote(url.password or '')}"

@@ -12,7 +12,6 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 import httptools
@@ -25,13 +24,12 @@ RECEIVE_BYTES = 64 << 10
 
 
 class BlockingConnection:
-    """One connection to one broker. `url` is its HTTP address, `headers` go with every request."""
+    """One connection to the broker at `url`."""
 
     def __init__(
         self,
         url: str,
         *,
-        headers: Iterable[tuple[str, str]] = (),
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
@@ -44,7 +42,7 @@ class BlockingConnection:
         self._tls = (tls or client_context()) if parts.scheme == "https" else None
         self._timeout = timeout  # seconds to connect, and to send
         host = f"[{self._host}]" if ":" in self._host else self._host
-        self._head = render_headers((("Host", f"{host}:{self._port}"), *headers))
+        self._head = render_headers([("Host", f"{host}:{self._port}")])
         self._socket: socket.socket | None = None
         self._pid = 0  # the process that opened the socket
         self._served = 0  # answers on this socket
@@ -53,7 +51,7 @@ class BlockingConnection:
 
     @property
     def stale(self) -> bool:
-        """Whether a broken connection may have been closed by the broker before the request."""
+        """Return whether the broker may have closed the connection before the request."""
         return self._served > 0 and not self._any_byte
 
     def fileno(self) -> int:

@@ -1,8 +1,8 @@
 """A blocking caller of a broker over HTTP, for commands and for Spark's processes.
 
-One keep-alive connection, no event loop and no threads. A caller with `patience` asks again after
-what may pass (a broker that restarts, a database that is down), so it is only for requests that may
-be made twice; `repeated` says that the last one was, and its first answer may have been lost.
+It has one keep-alive connection, no event loop and no threads. With `patience` it repeats a request
+after a temporary failure (a broker that restarts, a database that is down), so the request must be
+safe to repeat. `repeated` says that the last one was: its first answer may have been lost.
 """
 
 import http.client
@@ -43,9 +43,9 @@ class BrokerCaller:
         timeout: float = 30.0,
         patience: float = 0.0,
     ) -> None:
-        """`timeout` limits each attempt, `patience` the seconds after which no new attempt is made.
+        """Limit each attempt by `timeout`, and start no attempt after `patience` seconds.
 
-        Without a token PENSTOCK_TOKEN's is used, if there is one. `ca`: a PEM file or its text.
+        Without a token, PENSTOCK_TOKEN is used, if set. `ca`: a PEM file or its text.
         """
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -80,7 +80,7 @@ class BrokerCaller:
     def json(
         self, method: str, path: str, value: Any = None, *, timeout: float | None = None
     ) -> Any:
-        """`call` with a JSON body and decoded JSON back (None when there is none)."""
+        """Call with a JSON body, and return decoded JSON (None when there is none)."""
         body = self.call(
             method, path, b"" if value is None else msgspec.json.encode(value), timeout=timeout
         )
@@ -112,13 +112,13 @@ class BrokerCaller:
             time.sleep(delay)
             self.repeated = True
 
-    def events(self, path: str, *, timeout: float | None = None) -> Iterator[Any]:
-        """Server-sent events with JSON in them, as they arrive, until the broker ends the stream.
+    def events(self, path: str) -> Iterator[Any]:
+        """Yield server-sent events with JSON as they arrive, until the broker ends the stream.
 
-        `timeout` limits the wait for the next one. The connection is of no use afterwards.
+        The connection cannot be used afterwards.
         """
         try:
-            with self._answer("GET", path, b"", timeout) as answer:
+            with self._answer("GET", path, b"", None) as answer:
                 if answer.status >= 300:
                     raise error_from_http(answer.status, answer.read())
                 while line := answer.readline():
@@ -132,7 +132,7 @@ class BrokerCaller:
     def attempt(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
     ) -> BrokerAnswer:
-        """Ask once, and answer whatever the broker answers.
+        """Ask once and return the answer, whatever its status.
 
         Raises `CannotConnect` when nothing was sent, `ConnectionLost` when the request may have
         been done, and `InvalidRequest` for TLS that would fail the next time too.
@@ -144,8 +144,9 @@ class BrokerCaller:
     def _answer(
         self, method: str, path: str, body: bytes, timeout: float | None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request; the answer, whose body is to be read. The connection stays open only if
-        all of it was read."""
+        """Send a request and yield the answer. The connection stays open only if its body is read
+        to the end.
+        """
         connection, seconds = self._connection, self._timeout if timeout is None else timeout
         if connection.sock is None:
             self._connect(min(seconds, CONNECT_SECONDS))
@@ -162,7 +163,7 @@ class BrokerCaller:
             connection.close()
             why = explain(error) or type(error).__name__
             raise ConnectionLost(f"the broker at {self.url} does not answer: {why}") from error
-        except BaseException:  # interrupted: the rest of the answer is nobody's
+        except BaseException:  # interrupted: the rest of the answer cannot be used
             connection.close()
             raise
 

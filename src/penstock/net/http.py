@@ -103,7 +103,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:
-            self.abort()  # nobody asked: an unsolicited answer would be taken for the next one
+            self.abort()  # an unsolicited answer would be taken for the next one
             return
         self._any_byte = True
         try:
@@ -140,7 +140,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._answer is None:
-            self.reusable = False  # behind the answer came another that nobody asked for
+            self.reusable = False  # an unsolicited answer followed
         self._headers = {}
         self._body = []
         self._length = 0
@@ -206,7 +206,7 @@ class HttpClient:
         max_answer: int = 256 << 20,
         unix_path: Path | None = None,
     ) -> None:
-        """`unix_path`: connect to this socket instead of to the host in `base_url`."""
+        """Connect to the host in `base_url`, or to the socket `unix_path` if that is set."""
         url = urlsplit(base_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise InvalidRequest(f"not an HTTP address: {base_url!r}")
@@ -271,7 +271,7 @@ class HttpClient:
                     continue
                 raise Unavailable(f"{self._host}:{self._port}: {reset}") from reset
             except BaseException:
-                # time-out or cancellation: the answer may still arrive, to nobody
+                # time-out or cancellation: the answer may still arrive
                 connection.abort()
                 raise
             finally:

@@ -1,12 +1,10 @@
-"""How long to wait before asking again."""
+"""Delays between retries of a client."""
 
 import random
 
 
 class Backoff:
-    """Delays that double from `first` to `most` seconds less a random share, so that clients do not
-    return in step.
-    """
+    """Delays that double from `first` to `most` seconds, shortened at random to spread clients."""
 
     def __init__(self, first: float = 0.05, most: float = 2.0) -> None:
         self._first = first

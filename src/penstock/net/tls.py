@@ -1,9 +1,8 @@
-"""TLS as a client: whom we believe, what we show, and errors that say what to do.
+"""TLS of clients: trusted CAs, client certificates, and errors that say what to do.
 
-Everything that connects (clients, commands, Spark's processes, routes) makes its context here. What
-is not given comes from the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the
-system's), PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY (what we show to a broker that asks for a
-certificate).
+Clients, commands, Spark's processes and routes create their contexts here. The defaults come from
+the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the system's),
+PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY (for a broker that asks for a certificate).
 """
 
 import asyncio
@@ -18,7 +17,7 @@ _PEM = "-----BEGIN"
 
 
 def is_pem(text: str) -> bool:
-    """Whether it is the text of a PEM file, and not the name of one."""
+    """Return whether it is the text of a PEM file, not the name of one."""
     return _PEM in text
 
 
@@ -27,8 +26,8 @@ def client_context(
     certificate: str | Path | None = None,
     key: str | Path | None = None,
 ) -> ssl.SSLContext:
-    """`ca`: a PEM file, or its text; `certificate` and `key`: PEM files, the key may be in the
-    certificate's.
+    """Return a context for clients. `ca`: a PEM file, or its text; `certificate` and `key`: PEM
+    files, the key may be in the certificate's.
     """
     ca = ca or os.environ.get(CA_FILE) or None
     certificate = certificate or os.environ.get(CLIENT_CERT) or None
@@ -52,8 +51,8 @@ def client_context(
 
 
 def ca_text(ca: str | None) -> str | None:
-    """The text of a CA file (default: PENSTOCK_CA_FILE), for processes on machines that do not have
-    it.
+    """Return the text of a CA file (default: PENSTOCK_CA_FILE), for processes on machines without
+    the file.
     """
     ca = ca or os.environ.get(CA_FILE) or None
     if ca is None or _PEM in ca:
@@ -67,8 +66,8 @@ def ca_text(ca: str | None) -> str | None:
 
 
 def explain(error: BaseException, *, shaking: bool = False) -> str:
-    """What went wrong while connecting, and what to do about it. `shaking`: it may have been during
-    a handshake.
+    """Return what went wrong while connecting, and what to do. `shaking`: it may have been during a
+    handshake.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message
@@ -83,7 +82,7 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
         if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"):
-            return "there is no TLS on this port: use http:// or tcp://"
+            return "this port does not use TLS: use http:// or tcp://"
         if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
             return (
                 "the broker asks for a client certificate: "
@@ -104,9 +103,9 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
 
 
 def first_answer_missing(transport: asyncio.BaseTransport) -> str:
-    """What may be the reason when a connection over TLS ends before its first answer.
+    """Return why a connection over TLS may end before its first answer.
 
-    Under TLS 1.3 a client is done with the handshake before the server has seen its certificate, or
+    Under TLS 1.3, a client finishes the handshake before the server has seen its certificate, or
     that there is none.
     """
     tls = transport.get_extra_info("ssl_object") is not None

@@ -1,10 +1,9 @@
 """A blocking connection to a broker's topics, for Spark's driver and executors.
 
-Executors are plain processes that do one thing at a time, so this is a socket and a loop, not an
-event loop in a thread. Every request made here may be sent twice without harm (reads, and appends
-of an idempotent producer): when the connection is lost it is made again and the request is sent
-again, until `patience` seconds have passed. So a broker that restarts in the middle of a batch
-delays the batch and does not fail it.
+Executors do one thing at a time, so this is a plain socket without an event loop. Every request
+here is safe to repeat (reads, and appends of an idempotent producer). If the connection is lost, it
+connects and sends the request again, until `patience` seconds have passed. So a broker that
+restarts delays a batch and does not fail it.
 """
 
 import socket
@@ -84,7 +83,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         self._command(Command.GROUP_COMMIT, *names, U64.pack(offset))
 
     def fetch(self, topic: str, start: int, max_bytes: int, *, keyed: bool = False) -> Fetched:
-        """Records as a raw log; with `keyed` as record batches, where the topic has them."""
+        """Return records as a raw log; with `keyed` as record batches, where the topic has them."""
         flags = frames.LENGTHS | frames.TIMES | (frames.FORMAT if keyed else 0)
         try:
             answer = self.ask(frames.fetch(topic, start, max_bytes, flags=flags))
@@ -96,8 +95,8 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         return frames.read_fetched(answer, flags)
 
     def append(self, frame: Sequence[Bytes]) -> tuple[int, int]:
-        """Send a PRODUCE_BATCH; the first offset and the count. Without a producer in it, a retry
-        may append twice.
+        """Send a PRODUCE_BATCH; return the first offset and the count. Without a producer in it, a
+        retry may append twice.
         """
         first, count = Body(self.ask(*frame)).take(BATCH_ANSWER)
         return first, count

@@ -6,13 +6,13 @@
         await connection.execute("INSERT INTO orders ...")
         await outbox.push(connection, "orders", {"id": 7}, partition="c-1")
 
-The message is there when the transaction is committed, and never was when it is rolled back.
-Likewise `outbox.ack(connection, message)`: the effect of the work and its acknowledgement are one
-commit, so each message takes effect once. Connections are those of asyncpg, psycopg (async) and
+The message is stored when the transaction commits, and never if it rolls back. Likewise
+`outbox.ack(connection, message)`: the effect of the work and its acknowledgement are one commit, so
+each message takes effect once. Connections are those of asyncpg, psycopg (async) and
 SQLAlchemy (AsyncConnection, AsyncSession); `penstock.outbox.sync` has the same for blocking ones.
 
-Nothing here talks to a broker. Each call is one SQL function (`outbox_push`, `outbox_ack`), which
-remembers what was asked for; the commit does it. docs/how-to/outbox.md has the contract.
+Each call is one SQL function (`outbox_push`, `outbox_ack`) that notes what the commit will do. No
+broker is involved. docs/how-to/outbox.md has the contract.
 """
 
 from collections.abc import Iterable, Mapping
@@ -146,7 +146,7 @@ class Outbox:
             ("text", status),
             ("text", error),
         )
-        # whoever extends the message's lease may end that
+        # The client can stop renewing the lease.
         notify = getattr(message, "answered_elsewhere", None)
         if notify is not None:
             notify()

@@ -1,8 +1,8 @@
-"""Calls an SQL function on whatever connection the application has.
+"""Call an SQL function on the connection of the application.
 
 Every argument travels as text and is cast in the statement, so that all drivers send the same. A
-connection is recognised by the package its class comes from; no driver is imported that the
-application has not imported itself.
+connection is recognised by the package its class comes from; only drivers that the application
+has imported are imported.
 """
 
 import inspect
@@ -35,12 +35,12 @@ ERRORS: dict[str, type[PenstockError]] = {
 
 
 def is_lease_lost(error: BaseException) -> bool:
-    """Whether a commit failed because the lease of a message it acknowledges was lost."""
+    """Return whether a commit failed because the lease of an acknowledged message was lost."""
     return isinstance(error, LeaseLost) or _sqlstate(error) == "PQ001"
 
 
 async def fetch(connection: Any, schema: str, function: str, arguments: Sequence[Argument]) -> Any:
-    """The answer of a function on an asynchronous connection."""
+    """Return the answer of a function on an asynchronous connection."""
     driver = _driver(connection, blocking=False)
     sql, values = _statement(driver, schema, function, arguments)
     with _errors():
@@ -54,7 +54,7 @@ async def fetch(connection: Any, schema: str, function: str, arguments: Sequence
 
 
 def fetch_sync(connection: Any, schema: str, function: str, arguments: Sequence[Argument]) -> Any:
-    """The answer of a function on a blocking connection."""
+    """Return the answer of a function on a blocking connection."""
     driver = _driver(connection, blocking=True)
     sql, values = _statement(driver, schema, function, arguments)
     with _errors():
@@ -66,7 +66,7 @@ def fetch_sync(connection: Any, schema: str, function: str, arguments: Sequence[
 
 
 def _driver(connection: Any, *, blocking: bool) -> str:
-    """The package of a connection that is of this kind and in a transaction."""
+    """Return the package of a connection of this kind that is in a transaction."""
     name = type(connection).__name__
     packages = (kind.__module__.partition(".")[0] for kind in type(connection).__mro__)
     driver = next((package for package in packages if package in MARKS), None)
@@ -113,7 +113,7 @@ def _text(sql: str, values: list[str | None]) -> tuple[Any, dict[str, str | None
 
 
 def _tuples() -> Any:
-    """The application may have asked for rows of another kind."""
+    """Return the row factory for tuples: the application may have chosen another one."""
     from psycopg.rows import tuple_row
 
     return tuple_row
@@ -121,7 +121,7 @@ def _tuples() -> Any:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Errors of the outbox's functions as ours."""
+    """Translate errors of the outbox's functions into ours."""
     try:
         yield
     except Exception as error:
@@ -133,7 +133,9 @@ def _errors() -> Iterator[None]:
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """What PostgreSQL calls an error; SQLAlchemy and its adapters wrap those of the driver."""
+    """Return PostgreSQL's code of an error; SQLAlchemy and its adapters wrap the driver's
+    errors.
+    """
     seen: BaseException | None = error
     while seen is not None:
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)

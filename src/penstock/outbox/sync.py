@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _BlockingOutbox(Outbox):
-    """Its methods never wait for an event loop: they end when they are begun."""
+    """Its coroutines never suspend, so one `send` runs them to their end."""
 
     async def _call(self, connection: Any, function: str, *arguments: Argument) -> Any:
         return fetch_sync(connection, self.schema, function, arguments)

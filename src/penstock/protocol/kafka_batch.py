@@ -212,7 +212,12 @@ def is_whole(data: Bytes, at: int = 0) -> bool:
 
 
 def assigned(data: bytes, base: int, timeline: int) -> bytes:
-    """Return the batch with its first offset, and this timeline as its leader epoch."""
+    """Return the batch with its first offset, and this timeline as its leader epoch.
+
+    Several batches of one row have theirs already.
+    """
+    if BatchHead.parse(data).size < len(data):
+        return data
     return ASSIGNED.pack(base, len(data) - 12, timeline) + data[ASSIGNED.size :]
 
 

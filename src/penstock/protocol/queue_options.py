@@ -1,4 +1,4 @@
-"""A queue's options: the struct that both ends of the HTTP dialect agree on.
+"""A queue's options: the struct that both ends of the HTTP API agree on.
 
 A field is an option: JSON has its name in camel case. `penstock.queues.options` makes the broker's
 table of names, limits and columns from it.

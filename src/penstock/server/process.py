@@ -61,8 +61,8 @@ def run(loaded: Loaded) -> int:
         log.warning("%s", warning)
     if 0 < (files := raise_file_limit()) < FEW_FILES:
         log.warning(
-            "this process may open only %d files, and every connection is one: those beyond are "
-            "cut off. Raise the hard limit (ulimit -Hn; LimitNOFILE= of systemd)",
+            "this process may open only %d files, and every connection needs one. Raise the hard "
+            "limit (ulimit -Hn; LimitNOFILE= of systemd)",
             files,
         )
     try:
@@ -97,7 +97,7 @@ async def _serve(loaded: Loaded) -> None:
     began = time.monotonic()
     stop = _on_signals()
     log.info("penstock %s starting: data in %s", __version__, config.data_directory.absolute())
-    # What cannot be used is reported before anything is started.
+    # Report unusable settings before anything starts.
     verifier_of(config.auth, Metrics())
     Certificates(config)
     Origins(config.http_server.cors_origin, config.http_server.hosts)
@@ -129,7 +129,7 @@ async def _serve(loaded: Loaded) -> None:
         delay = config.shutdown_delay
         systemd.notify("STOPPING=1")
         log.info(
-            "stopping: not ready for %g s, then up to %g s for what is in flight",
+            "stopping: /health/ready answers 503 for %g s, then open requests have %g s to finish",
             delay,
             config.shutdown_timeout,
         )

@@ -1,45 +1,28 @@
-"""Compaction of record batches by key, which the broker does itself: the latest record of each key
-stays.
+"""Compaction of local topics by key (`penstock.log.batches.by_key`), which the broker does itself.
 
 It reads the sealed segments and replaces neighbours, as many as fit one segment, by one without the
 records that a later one of the same key has replaced (`penstock.topics.compaction` swaps them).
-Offsets, times and order stay; offsets get gaps. Records without a key stay. A tombstone stays for
-`TOMBSTONE_SECONDS` after its time, so that readers can see it, and then goes too. The last record
-of what is replaced stays, so that the segments still meet.
-
-A pass runs when at least half of the sealed bytes were not compacted before. It remembers a digest
-and an offset for each key, for as many keys as `MAX_KEYS`; records behind that wait for the next
-pass. Damage is refused, never hidden under a new checksum.
+A pass runs when at least half of the sealed bytes were not compacted before. Damage is refused,
+never hidden under a new checksum.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
 
 from penstock.errors import Damaged, StorageFull, Unavailable
 from penstock.io.fs import File
-from penstock.log.batches.decode import Decoder, records_of
+from penstock.log.batches.by_key import LatestOffsets
 from penstock.log.batches.index import SparseIndex
 from penstock.log.batches.segment import BatchSegment
 from penstock.log.batches.walk import Located, whole_batches
 from penstock.log.context import Context
 from penstock.log.layout import COMPACT, DATA, INDEX
 from penstock.log.segment import Segment, StoredBatch
-from penstock.protocol.kafka_batch import (
-    CODEC_MASK,
-    CONTROL,
-    KafkaRecord,
-    NewRecord,
-    encode_head,
-    encode_record,
-)
 from penstock.topics.compaction import beside, finish_or_undo_swap, swap_in
 from penstock.topics.topic import Topic
 
 log = logging.getLogger("penstock.topics")
 
-TOMBSTONE_SECONDS = 86_400.0
-MAX_KEYS = 2_000_000  # about 200 bytes each
 MIN_DIRTY_SHARE = 0.5  # of the sealed bytes
 
 
@@ -61,11 +44,11 @@ async def compact_by_key(topic: Topic, context: Context) -> int:
         if not all(one.local for one in sealed) or topic.damage:
             return 0  # what lies in the tier, or is damaged, is left as it is
         await topic.rest()
-        latest = await context.run(_latest_offsets, sealed, lambda: topic.ending)
-        expired = int((context.clock() - TOMBSTONE_SECONDS) * 1000)
+        latest = LatestOffsets(context.clock())
+        await context.run(_note_keys, latest, sealed, lambda: topic.ending)
         removed = 0
         for group in _groups(sealed, context.settings.segment_bytes):
-            build = _Rebuild(group, latest, expired, context.settings.free_space_reserve)
+            build = _Rebuild(group, latest, context.settings.free_space_reserve)
             fresh = await context.run(build.run, lambda: topic.ending)
             before = sum(one.rows for one in group)
             await swap_in(topic, context, group, fresh)
@@ -86,21 +69,12 @@ def _groups(sealed: Sequence[BatchSegment], limit: int) -> Iterator[list[BatchSe
         yield group
 
 
-def _digest(key: bytes) -> bytes:
-    return blake2b(key, digest_size=16).digest()
-
-
-def _latest_offsets(sealed: Sequence[Segment], ending: Callable[[], bool]) -> dict[bytes, int]:
-    """The last offset of each key."""
-    latest: dict[bytes, int] = {}
+def _note_keys(
+    latest: LatestOffsets, sealed: Sequence[Segment], ending: Callable[[], bool]
+) -> None:
     for segment in sealed:
         for batch in _batches(segment, ending):
-            for record in _records(batch):
-                if record.key is not None:
-                    digest = _digest(record.key)
-                    if len(latest) < MAX_KEYS or digest in latest:
-                        latest[digest] = record.offset
-    return latest
+            latest.add(batch.head, batch.data)
 
 
 def _batches(segment: Segment, ending: Callable[[], bool]) -> Iterator[Located]:
@@ -115,23 +89,12 @@ def _batches(segment: Segment, ending: Callable[[], bool]) -> Iterator[Located]:
         raise Damaged(f"{segment.path(DATA).name}: byte {at} is damaged: it is not compacted", at)
 
 
-def _records(batch: Located) -> list[KafkaRecord]:
-    if batch.head.attributes & CONTROL:
-        return []
-    decoder = Decoder()
-    decoder.add(batch.data, batch.head)
-    return records_of(decoder.columns(), slice(None), whole=True)
-
-
 class _Rebuild:
     """The segment that takes the place of `old`."""
 
-    def __init__(
-        self, old: Sequence[BatchSegment], latest: dict[bytes, int], expired: int, reserve: int
-    ) -> None:
+    def __init__(self, old: Sequence[BatchSegment], latest: LatestOffsets, reserve: int) -> None:
         self._old = old
         self._latest = latest
-        self._expired = expired  # milliseconds: tombstones from before may go
         self._reserve = reserve
         self._index = SparseIndex(old[0].base)
         self._index.compacted = True
@@ -164,41 +127,9 @@ class _Rebuild:
         return fresh
 
     def _copy(self, batch: Located, data: File) -> None:
-        records = _records(batch)
-        last = self._old[-1].end - 1
-        kept = [one for one in records if one.offset == last or self._stays(one)]
-        head = batch.head
-        if len(kept) == len(records):
-            data.append([batch.data])
-            self._index.add(batch.stored())
+        kept, records = self._latest.compact(batch.head, batch.data, self._old[-1].end - 1)
+        if not records:
             return
-        if not kept:
-            return
-        encoded = b"".join(
-            encode_record(
-                one.offset - head.base_offset,
-                NewRecord(one.value, one.key, one.headers),
-                one.timestamp - head.base_timestamp,
-            )
-            for one in kept
-        )
-        fixed = encode_head(
-            [encoded],
-            len(kept),
-            base_offset=head.base_offset,
-            timestamps=(head.base_timestamp, head.max_timestamp),
-            last_offset_delta=head.last_offset_delta,
-            attributes=head.attributes & ~CODEC_MASK,
-            producer=(head.producer_id, head.producer_epoch, head.base_sequence),
-        )
-        data.append([fixed, encoded])
+        data.append([kept])
         stored = batch.stored()
-        size = len(fixed) + len(encoded)
-        self._index.add(StoredBatch(stored.first, stored.end, len(kept), size, stored.time))
-
-    def _stays(self, record: KafkaRecord) -> bool:
-        if record.key is None:
-            return True
-        if record.offset < self._latest.get(_digest(record.key), -1):
-            return False
-        return record.value is not None or record.timestamp >= self._expired
+        self._index.add(StoredBatch(stored.first, stored.end, records, len(kept), stored.time))

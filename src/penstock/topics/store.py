@@ -386,6 +386,7 @@ class TopicStore:
         if self.shared is not None and isinstance(before, SharedLog):
             await self.shared.add_partitions(name, count)
             return
+        self._refuse_moving(before)
         if name in self._creating:
             await asyncio.wait([self._creating[name]])
         work = self._add_partitions(name, count)
@@ -464,12 +465,24 @@ class TopicStore:
             await self.shared.delete(name)
             return
         failed = self._deleting.get(name)
+        if failed is None or not failed.task.done():
+            self._refuse_moving(self.require(name))
+        await self.delete_local(name)
+
+    def _refuse_moving(self, topic: AnyLog) -> None:
+        if topic.appends.moving:
+            raise Unavailable(f"topic {topic.name!r} is being moved")
+
+    async def delete_local(self, name: str) -> None:
+        """Delete the topic on this disk, if there is one. A shared topic of its name is kept."""
+        failed = self._deleting.get(name)
         if failed is not None and failed.task.done():
             partitions = failed.partitions
         else:
-            self.require(name)
             labels = [partition_label(name, n) for n in range(self._partitions.pop(name, 0))]
             partitions = [self._topics.pop(label) for label in labels if label in self._topics]
+            if not partitions:
+                return
         task = asyncio.get_running_loop().create_task(self._delete(name, partitions))
         self._deleting[name] = Deletion(partitions, task)
         await asyncio.shield(task)

@@ -24,7 +24,16 @@ from penstock.log.appender import Appender
 from penstock.log.batches.outgoing import encode_read
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
-from penstock.log.layout import ARCHIVED, COMPACT, DATA, DELETE, LIMITS, POLICY, pack_checked
+from penstock.log.layout import (
+    ARCHIVED,
+    COMPACT,
+    DATA,
+    DELETE,
+    LIMITS,
+    POLICY,
+    ProducerEntry,
+    pack_checked,
+)
 from penstock.log.limits import TopicLimits
 from penstock.log.producers import Producer
 from penstock.log.reader import LogReader
@@ -158,6 +167,10 @@ class Topic(AppendsThrough):
     def producers(self) -> int:
         """How many are known by their sequence numbers."""
         return len(self._segments.producers.entries)
+
+    def producer_entries(self) -> list[tuple[bytes, ProducerEntry]]:
+        """Return what is remembered of producers, by key."""
+        return list(self._segments.producers.entries.items())
 
     @property
     def broken(self) -> str | None:

@@ -39,6 +39,7 @@ from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.telemetry import TelemetryApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
+from penstock.wire.http.api.topic_moves import TopicMovesApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.audit import recording
 from penstock.wire.http.forward import forward_to, owner_settings
@@ -304,6 +305,7 @@ class Listeners:
         ]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
+            apis.append(TopicMovesApi(logs.moves))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(RecordsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))

@@ -188,3 +188,44 @@ async def test_what_is_left_of_a_deleted_topic_goes(database_url: str, tmp_path:
         await topics.mover.step()
         assert not await rows(database_url)
         assert not objects(tmp_path)
+
+
+async def test_moved_records_are_compacted_by_key(database_url: str, tmp_path: Path) -> None:
+    async with moving(database_url, tmp_path) as here, moving(database_url, tmp_path) as there:
+        log = await here.create("prices", 1)
+        await log.set_policy("compact")
+        for i in range(30):
+            records = [NewRecord(b"%d" % i, b"key%d" % (i % 3)), NewRecord(b"plain%d" % i)]
+            await log.append_records(records)
+        await log.append_records([NewRecord(None, b"key0", timestamp=1)])  # an old tombstone
+        await log.append_records([NewRecord(b"last", b"key1")])
+        assert await here.mover.step()
+        expected = [b"plain%d" % i for i in range(30)]
+        expected.insert(29, b"29")  # of key2
+        expected.append(b"last")
+        seen = await there.find("prices")
+        assert seen is not None
+        assert await values(seen) == expected
+        [stored] = await rows(database_url)
+        assert (stored["base_offset"], stored["last_offset"], stored["records"]) == (0, 61, 32)
+        await log.append([b"more"])
+        await here.mover.step()
+        await here.mover.step()  # the objects that were replaced are deleted
+        assert len(objects(tmp_path)) == 1
+        assert await values(seen) == [*expected, b"more"]
+
+
+async def test_a_tombstone_stays_as_long_as_what_it_deletes(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.log.batches.by_key.MAX_KEYS", 1)
+    async with moving(database_url, tmp_path) as topics:
+        log = await topics.create("prices", 1)
+        await log.set_policy("compact")
+        for key, value in ((b"a", b"1"), (b"a", b"2"), (b"b", b"3"), (b"b", None), (b"a", b"4")):
+            await log.append_records([NewRecord(value, key, timestamp=1)])
+        assert await topics.mover.step()
+        async with moving(database_url, tmp_path) as other:
+            seen = await other.find("prices")
+            assert seen is not None
+            assert [value or None for value in await values(seen)] == [b"3", None, b"4"]

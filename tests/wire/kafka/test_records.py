@@ -14,7 +14,8 @@ from tests.support.wait import eventually
 
 PRODUCE, FETCH, OFFSETS, METADATA, API_VERSIONS, INIT_PRODUCER = 0, 1, 2, 3, 18, 22
 OFFSET_COMMIT, OFFSET_FETCH = 8, 9
-OFFSET_OUT_OF_RANGE = 1
+HEARTBEAT = 12
+OFFSET_OUT_OF_RANGE, INVALID_GROUP_ID = 1, 24
 
 
 def values(data: bytes) -> list[bytes | None]:
@@ -283,7 +284,7 @@ async def test_an_answer_without_an_error_has_no_error_message(tmp_path: Path):
         wire.close()
 
 
-async def test_a_commit_beyond_the_end_of_a_partition_is_refused_and_changes_nothing(
+async def test_a_commit_beyond_the_end_and_a_group_without_a_name_are_refused(
     tmp_path: Path,
 ):
     async with serving(tmp_path) as served:
@@ -299,6 +300,8 @@ async def test_a_commit_beyond_the_end_of_a_partition_is_refused_and_changes_not
 
         assert await commit(2) == 0
         assert await commit(3) == OFFSET_OUT_OF_RANGE
+        answer = await wire.ask(HEARTBEAT, 0, group_id="", generation_id=1, member_id="m")
+        assert answer.error_code == INVALID_GROUP_ID
         asked = [{"name": "orders", "partition_indexes": [0]}]
         answer = await wire.ask(OFFSET_FETCH, 7, group_id="g", topics=asked)
         assert answer.topics[0].partitions[0].committed_offset == 2

@@ -3,7 +3,7 @@ rest are not its affair.
 
 A module holds two classes. Its `Target`, registered with `@destination("<type>")`, is what a
 definition says about it: keys, checks, and how the destination is made. Its `Destination` says
-which encoding it takes (a batch is stored that way, so it is sent as it lies on disk), turns a
+which encoding it takes (a batch is stored and sent that way), turns a
 batch into what it sends (`prepare`, CPU work, may run in a pool) and sends it.
 
 How a send failed decides what happens to the batch, so `send` raises one of four things, and
@@ -98,11 +98,11 @@ class Destination(Protocol):
         return
 
     def prepare(self, batch: OutgoingBatch) -> Any:
-        """What `send` needs, computed without waiting for anything: the records, if not more."""
+        """Return what `send` needs, computed without waiting for anything."""
         return batch.split()
 
     def is_cheap(self, batch: OutgoingBatch) -> bool:
-        """Whether preparing it is not worth a trip to the pool."""
+        """Return whether `prepare` is too short to be worth a trip to the pool."""
         return batch.compression == NONE or len(batch.body) < CHEAP_BYTES
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Destination(Protocol):
 
     @abstractmethod
     def describe(self) -> str:
-        """One line for people, without secrets."""
+        """Return one line for people, without secrets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,20 +128,19 @@ class Target(ABC):
     type: str = key("", "which destination")
 
     def problems(self) -> list[str]:
-        """What cannot work."""
         missing = [f"{word} is missing" for word in self.needed if not getattr(self, word)]
         return missing or self.checks()
 
     def checks(self) -> list[str]:
-        """What cannot work although nothing is missing."""
+        """Return what cannot work although nothing is missing."""
         return []
 
     def with_source(self, _topic: str, _queue: str) -> "Target":
-        """The same for a route that reads this topic or queue ("": it reads none)."""
+        """Return the target for a route that reads this topic or queue ("" for none)."""
         return self
 
     def fills(self) -> tuple[str, str] | None:
-        """("topic" or "queue", name) of this broker that gets its records."""
+        """Return ("topic" or "queue", name) if the target is one of this broker."""
         return None
 
     def from_api(self, certificates: Path, *, stored: bool) -> "Target":
@@ -173,7 +172,7 @@ def destination(name: str) -> Callable[[T], T]:
 
 @functools.cache
 def targets() -> Mapping[str, type[Target]]:
-    """Every target there is, by its type: modules of this package are discovered."""
+    """Return all targets by type. The modules of this package are discovered."""
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         importlib.import_module(module.name)
     return dict(sorted(_targets.items()))

@@ -7,7 +7,7 @@ A batch whose answer was lost may have arrived. Before it is sent again, the oth
 everything behind the last place we know is compared with the batch, except what other batches of
 ours have written. If it is there, it counts as delivered. So an outage, a reset or a kill
 of the other broker leaves no duplicates. What remains: a kill of this broker repeats the batches
-that were on their way, and a request so slow that it was given up may still arrive after we looked.
+that were on their way, and a request that timed out may still arrive after the search.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class BrokerDestination(Destination):
         self._floor: int | None = None
         self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
-        # Held by whoever looks for a batch, which waits until nothing of ours is on its way.
+        # Held during a search for a batch, which waits until no batch of ours is being sent.
         self._searching = asyncio.Lock()
         self._sending = 0
         self._quiet = asyncio.Event()
@@ -145,7 +145,7 @@ class BrokerDestination(Destination):
         )
 
     def _claim(self, first: int, stop: int) -> None:
-        """The other topic holds a batch of ours there."""
+        """Note that a batch of ours has these offsets in the other topic."""
         floor = self._floor or 0
         if first < floor:  # the topic was deleted and recreated
             floor, self._ours = first, []
@@ -188,7 +188,7 @@ class BrokerDestination(Destination):
 
 
 def _find(wanted: list[bytes], stored: list[bytes]) -> int:
-    """Where `wanted` stands in `stored`, without a gap; -1 when it does not."""
+    """Return where `stored` contains `wanted` without a gap; -1 if it does not."""
     for at in range(len(stored) - len(wanted) + 1):
         if stored[at] == wanted[0] and stored[at : at + len(wanted)] == wanted:
             return at

@@ -72,7 +72,7 @@ class AddressTarget(Target):
 
     @property
     def shown(self) -> str:
-        """The address without user, password and query, for people."""
+        """Return the address without user, password and query."""
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
@@ -126,7 +126,7 @@ class HttpDestination(Destination):
         return stored or super().is_cheap(batch)
 
     def prepare(self, batch: OutgoingBatch) -> tuple[bytes, list[tuple[str, str]]]:
-        """The body, and the headers it takes."""
+        """Return the body and its headers."""
         compression = self._compression
         if batch.compression == 0 and compression and batch.records:
             compression = 0  # it was stored as it is because compressing gained nothing
@@ -162,7 +162,7 @@ async def delivered(
     retried: Container[int] = RETRIED,
     answering: str = "the destination",
 ) -> HttpAnswer:
-    """The answer, if it is a success; raises what any other means for the batch."""
+    """Return a successful answer; for any other, raise what it means for the batch."""
     try:
         answer = await request
     except TimeoutError as error:
@@ -209,7 +209,7 @@ def check_status(
 
 
 def parse_retry_after(value: str | None, now: float | None = None) -> float | None:
-    """Seconds to wait, from a number of seconds or an HTTP date."""
+    """Return the seconds to wait, from a number of seconds or an HTTP date."""
     if value is None:
         return None
     try:

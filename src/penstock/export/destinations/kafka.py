@@ -42,7 +42,7 @@ ADDRESS_ERRORS = (
 )
 TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 REFUSED_ERRORS = ("INVALID_RECORD", "INVALID_TIMESTAMP", "INVALID_MSG")
-POLL_SECONDS = 0.5  # that the thread waits for answers before it looks whether it should end
+POLL_SECONDS = 0.5  # that the thread waits for answers before it checks whether to end
 MAX_REMEMBERED = 1000  # batches that were delivered in part
 
 
@@ -212,7 +212,7 @@ class KafkaDestination(Destination):
         )
 
     def _meaning(self, errors: Iterable[Any]) -> Exception:
-        """What the errors of records mean for their batch."""
+        """Return what the errors of records mean for their batch."""
         by_name = {error.name(): error for error in errors}
         text = "; ".join(sorted({error.str() for error in by_name.values()}))
         if any(error.fatal() for error in by_name.values()) and self._producer is not None:

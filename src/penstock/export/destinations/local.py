@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from penstock.buffer import Buffer
 from penstock.config.schema import key
 from penstock.errors import ConfigError, Full, InvalidRequest, StorageError, TooLarge, Unavailable
 from penstock.export.checks import character_problems, name_problems
@@ -25,7 +26,6 @@ from penstock.export.destinations import (
 )
 from penstock.export.envelope import parts, unwrap_record
 from penstock.export.payload import as_json
-from penstock.export.queuesadapter import QueuesAdapter
 from penstock.log.batches.format import BATCHES
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import DEFAULT_PARTITION, check_name
@@ -74,9 +74,9 @@ class QueueTarget(Target):
         return "queue", self.queue
 
     def make(self, context: RouteContext) -> Destination:
-        if context.queues is None:
+        if context.buffer is None:
             raise ConfigError("this process has no queues")
-        return QueueDestination(self, context.queues)
+        return QueueDestination(self, context.buffer)
 
     def with_source(self, _topic: str, queue: str) -> Target:
         return _FromQueue(**vars(self)) if queue else self
@@ -90,7 +90,7 @@ class _FromQueue(QueueTarget):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What an error of the broker means for a batch."""
+    """Translate errors of the broker into what they mean for a batch."""
     try:
         yield
     except (Unavailable, Full, StorageError) as error:
@@ -133,9 +133,11 @@ class TopicDestination(Destination):
 
 
 class QueueDestination(Destination):
-    def __init__(self, target: QueueTarget, queues: QueuesAdapter) -> None:
+    """Pushes as every client does: through the buffer, behind older messages that wait there."""
+
+    def __init__(self, target: QueueTarget, buffer: Buffer) -> None:
         self._target = target
-        self._queues = queues
+        self._buffer = buffer
 
     def prepare(self, batch: OutgoingBatch) -> list[Item]:
         items = []
@@ -149,7 +151,9 @@ class QueueDestination(Destination):
 
     async def send(self, batch: OutgoingBatch, prepared: list[Item]) -> None:  # noqa: ARG002
         with _errors():
-            await self._queues.push(prepared)
+            for pushed in await self._buffer.push(prepared):
+                if pushed.status == "full":
+                    raise Full(f"queue {self._target.queue} is full")
 
     def describe(self) -> str:
         return f"queue {self._target.queue}"

@@ -64,7 +64,7 @@ class OtlpDestination(TelemetryDestination):
         return rejected
 
     def _why(self, answer: HttpAnswer) -> bytes:
-        """The message of the google.rpc.Status that an error carries."""
+        """Return the message of the google.rpc.Status in an error."""
         try:
             if _is_json(answer):
                 message = _decode(answer.body).message.encode()
@@ -76,8 +76,8 @@ class OtlpDestination(TelemetryDestination):
 
 
 def _partial_success(answer: HttpAnswer) -> tuple[int, str]:
-    """How many items were rejected, and why. What cannot be read is a success as well: the request
-    was accepted, and must not be sent again.
+    """Return how many items were rejected, and why. An answer that cannot be read is a success too:
+    the request was accepted and must not be sent again.
     """
     try:
         if _is_json(answer):
@@ -105,6 +105,6 @@ def _decode(body: bytes) -> _Answer:
 
 
 def _bytes_of(message: bytes, number: int) -> bytes:
-    """The first field of type bytes, string or message with this number; b"" without one."""
+    """Return the first field with this number that has bytes; b"" without one."""
     values = (one.value for one in fields(message) if one.number == number)
     return next((value for value in values if isinstance(value, bytes)), b"")

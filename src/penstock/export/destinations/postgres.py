@@ -195,7 +195,7 @@ class PostgresDestination(Destination):
         return stored is not None
 
     async def _write_rows(self, connection: Any, rows: Rows) -> None:
-        """One COPY, then one INSERT per shape: columns that a shape lacks get their defaults."""
+        """Run one COPY, then one INSERT per shape, so that missing columns get their defaults."""
         if rows.bad is not None:
             raise BatchRefused(rows.bad)
         if not all(name in self._columns for shape in rows.shapes for name in shape):

@@ -125,7 +125,7 @@ class TelemetryDestination(Destination):
         return await delivered(ask(), retried, f"the destination ({path})")
 
     def _why(self, answer: HttpAnswer) -> bytes:
-        """The text of an error."""
+        """Return the text of an error."""
         return answer.body
 
     @abstractmethod

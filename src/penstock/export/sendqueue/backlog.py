@@ -1,8 +1,8 @@
-"""The backlog of a send queue: the blocks on disk that nobody took yet.
+"""The backlog of a send queue: the blocks on disk that are not taken yet.
 
 It holds ranges of sequence numbers, not blocks, so one of millions costs nothing in memory. Blocks
 are read ahead at the end from which the queue takes them: the old one, or with `newest_first` the
-new one. What was read ahead is not in the ranges: it lies before them, or behind them.
+new one. Blocks that were read ahead are not in the ranges, but before or behind them.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ class Backlog:
         self._oldest_hint = 0  # enqueue time of about the oldest block in the ranges
 
     async def open(self) -> None:
-        """After the store."""
+        """Read what the opened store still has to deliver."""
         store = self._store
         self._ranges = deque(map(list, store.open_ranges()))
         if self._ranges:
@@ -44,12 +44,12 @@ class Backlog:
 
     @property
     def first(self) -> Block | None:
-        """The oldest block, if it was read already."""
+        """Return the oldest block, if it was read already."""
         return self._ahead[0] if self._ahead and not (self._newest_first and self._ranges) else None
 
     @property
     def first_sequence(self) -> int | None:
-        """The number of the oldest block."""
+        """Return the number of the oldest block."""
         if self.first is not None:
             return self.first.sequence
         return self._ranges[0][0] if self._ranges else None
@@ -61,7 +61,7 @@ class Backlog:
         return self._oldest_hint if self._ranges else None
 
     def add(self, blocks: Iterable[Block]) -> None:
-        """Blocks that are on disk and younger than all that are here."""
+        """Add blocks that are on disk and younger than all others here."""
         if self._newest_first:  # what was read ahead is not the newest any more
             blocks, self._ahead = [*self._ahead, *blocks], deque()
         for block in blocks:
@@ -73,7 +73,7 @@ class Backlog:
                 self._ranges.append([block.sequence, block.sequence + 1])
 
     async def take(self) -> Block | None:
-        """The next block in drain order; what is lost on the way to it is booked."""
+        """Return the next block in drain order; blocks lost on the way to it are booked."""
         while not self._ahead and self._ranges:
             await self._read_ahead()
         if not self._ahead:
@@ -111,7 +111,7 @@ class Backlog:
                 self._ranges.remove(span)
 
     def pop_read(self) -> Block | None:
-        """The oldest block if no disk has to be asked for it; else None."""
+        """Return the oldest block if it was read already; else None."""
         return self._ahead.popleft() if self.first is not None else None
 
     async def drop(self, blocks: int, reason: int) -> tuple[int, int]:

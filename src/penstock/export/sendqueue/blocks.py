@@ -1,4 +1,4 @@
-"""A block: one batch of records as it lies in a send queue, in memory and in a chunk file.
+"""A block: one batch of records in a send queue, in memory or in a chunk file.
 
 On disk a block is framed as in metrics-governor (an 8-byte head: length, bit 63 = snappy). Our own
 fields follow inside the frame, in front of the body. All numbers are little-endian.
@@ -21,7 +21,7 @@ fields follow inside the frame, in front of the body. All numbers are little-end
     64          body
 
 `before` is what keeps the accounting exact when blocks between two good ones are destroyed: their
-records can be counted although nobody can read them any more. The place in the checksum makes a
+records can be counted although they cannot be read any more. The place in the checksum makes a
 block valid where it was written and nowhere else: a record that is itself a piece of a chunk file
 is never taken for one of our blocks.
 
@@ -98,7 +98,7 @@ class Block(msgspec.Struct, gc=False):
 
 
 def bytes_of(blocks: Sequence[Block]) -> int:
-    """What the blocks take up, headers included."""
+    """Return the size of the blocks, headers included."""
     return HEADER_SIZE * len(blocks) + sum(map(len, map(_body, blocks)))
 
 
@@ -107,7 +107,7 @@ def records_of(blocks: Sequence[Block]) -> int:
 
 
 def encode_header(block: Block) -> bytes:
-    """The 64 bytes in front of the body of a block that stands at its `offset`."""
+    """Return the 64 bytes in front of the body of a block at its `offset`."""
     fields = FIELDS.pack(
         block.encoding,
         block.compression,
@@ -128,7 +128,7 @@ def encode_header(block: Block) -> bytes:
 
 
 def block_length(data: bytes | memoryview, at: int) -> int:
-    """The whole length of the block whose header is at `at`; raises when it cannot be one."""
+    """Return the whole length of the block whose header is at `at`; raises if there is none."""
     if len(data) - at < HEADER_SIZE:
         raise Damaged("no whole block header")
     length, magic, _ = HEAD.unpack_from(data, at)
@@ -139,7 +139,7 @@ def block_length(data: bytes | memoryview, at: int) -> int:
 
 
 def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -> Block:
-    """The block at `at` in `data`, which is `offset` in the stream; its checksum is verified."""
+    """Decode and verify the block at `at` in `data`, which is at `offset` in the stream."""
     length = block_length(data, at)
     _, _, checksum = HEAD.unpack_from(data, at)
     view = memoryview(data)
@@ -194,24 +194,26 @@ class BlockFile:
         return self.start + self.size
 
     def append_mark(self, sequence: int, place: int) -> None:
-        """The writer's: a place behind all the others. A reader may be marking at the same time."""
+        """Add a place behind all others, for the writer. A reader may be marking at the same
+        time.
+        """
         if not self.index or place - self.index[-1][1] >= INDEX_STEP_BYTES:
             self.index.append((sequence, place))
 
     def mark(self, sequence: int, place: int) -> None:
-        """The reader's: add where the block is, unless a place close by is there."""
+        """Add the place of a block, for the reader, unless a place close by is there."""
         at = bisect_right(self.index, (sequence, place))
         if at == 0 or place - self.index[at - 1][1] >= INDEX_STEP_BYTES:
             self.index.insert(at, (sequence, place))
 
     def near(self, sequence: int) -> int:
-        """The place of a block at or in front of `sequence`."""
+        """Return the place of a block at or in front of `sequence`."""
         at = bisect_right(self.index, sequence, key=lambda entry: entry[0]) - 1
         return self.index[at][1] if at >= 0 else self.start
 
 
 def chunk_files(fs: Fs, directory: Path, end: int = STREAM_END) -> Iterator[BlockFile]:
-    """The chunks up to the place `end` of the stream; what is in them, nobody has looked."""
+    """Yield the chunks up to the place `end` of the stream, without reading them."""
     starts = [int(name, 16) for name in fs.list_dir(directory) if _CHUNK_NAME.fullmatch(name)]
     for start, following in pairwise([*(start for start in starts if start < end), end]):
         path = directory / f"{start:016x}"
@@ -227,7 +229,6 @@ class ChunkReader:
         self.readable = STREAM_END  # the stream up to here is written
 
     def read_at(self, chunk: BlockFile, place: int, length: int) -> bytes:
-        """Bytes of the stream, from one chunk."""
         if self._open is None or self._open[0] is not chunk:
             self.close()
             self._open = (chunk, self._fs.open(chunk.path, write=False))
@@ -239,7 +240,9 @@ class ChunkReader:
     def walk(
         self, chunk: BlockFile, place: int, bad: list[tuple[int, int]], *, with_body: bool = True
     ) -> Iterator[Block]:
-        """Blocks from `place` to the chunk's end; `bad` collects the byte ranges that hold none."""
+        """Yield blocks from `place` to the chunk's end; `bad` collects the byte ranges without
+        any.
+        """
         end = self._end(chunk)
         data, data_at = b"", place  # `data` is the stream from `data_at`
         while place < end:
@@ -267,7 +270,7 @@ class ChunkReader:
             place += length
 
     def block_at(self, chunk: BlockFile, place: int) -> Block | None:
-        """The block that begins at `place`, if one does. Reads no more than it."""
+        """Return the block that begins at `place`, if there is one, and read no more than it."""
         end = self._end(chunk)
         if not chunk.start <= place <= end - HEADER_SIZE:
             return None
@@ -304,7 +307,9 @@ class ChunkReader:
         return place, last
 
     def seek(self, chunk: BlockFile, sequence: int) -> int:
-        """Where the first block not below `sequence` begins, or the end; passes over damage."""
+        """Return where the first block not below `sequence` begins, or the end. Damage is passed
+        over.
+        """
         end = self._end(chunk)
         place, _ = self.pass_over(chunk, chunk.near(sequence), sequence)
         while place < end and self.block_at(chunk, place) is None:
@@ -312,7 +317,7 @@ class ChunkReader:
         return place
 
     def find_block(self, chunk: BlockFile, place: int) -> int:
-        """Where the next whole block begins, or the chunk's end."""
+        """Return where the next whole block begins, or the chunk's end."""
         end = self._end(chunk)
         while place < end:
             data = self.read_at(chunk, place, min(READ_BYTES, end - place))

@@ -61,13 +61,13 @@ class ChunkOptions:
 
     @property
     def syncs(self) -> bool:
-        """Whether what is written is ever synced while the queue runs."""
+        """Return whether data is ever synced while the queue runs."""
         return self.fsync != "never"
 
 
 @dataclass(slots=True)
 class Reading:
-    """What a read gave: blocks in order, and the byte ranges that are no blocks."""
+    """The result of a read: blocks in order, and the byte ranges without any."""
 
     blocks: list[Block]
     bad: list[tuple[int, int]]
@@ -182,7 +182,7 @@ class Chunks:
             self._unsynced += parts
 
     def _cut(self, chunk: BlockFile) -> None:
-        """The file ends where the chunk does, or nothing is ever written behind the difference."""
+        """Truncate the file to the chunk's size. If that fails, the chunk takes no more data."""
         self._synced = min(self._synced, chunk.size)
         try:
             if self._file is None:
@@ -286,10 +286,10 @@ class Chunks:
     def read(
         self, sequence: int, stop: int, max_bytes: int = READ_BYTES, max_blocks: int = 256
     ) -> Reading:
-        """Whole blocks from `sequence` (or the first one there is after it) to below `stop`, from
-        one chunk.
+        """Return whole blocks from `sequence` (or the first after it) to below `stop`, from one
+        chunk.
 
-        `next_sequence` is how far the reading got: what is missing below it is not on disk.
+        `next_sequence` is how far it read: blocks missing below it are not on disk.
         """
         chunk = self._chunk_of(sequence)
         if chunk is None or chunk.base >= stop:
@@ -314,7 +314,7 @@ class Chunks:
         return reading
 
     def peek(self, sequence: int) -> Block | None:
-        """The block `sequence`; the next read starts here and need not look for it."""
+        """Return the block `sequence`; the next read starts here and need not search for it."""
         chunk = self._chunk_of(sequence)
         if chunk is None:
             return None
@@ -326,18 +326,18 @@ class Chunks:
         return block
 
     def hint(self, place: int) -> None:
-        """A block may begin at `place`: if one does, reads near it need not look for it."""
+        """Remember the block at `place`, if there is one, so that reads near it need not search."""
         chunk = next((chunk for chunk in self.chunks if chunk.start <= place < chunk.end), None)
         try:
             block = self._reader.block_at(chunk, place) if chunk is not None else None
         except (StorageFailed, OSError):
-            return  # whoever reads there in earnest meets the error again
+            return  # a real read meets the error again
         if chunk is not None and block is not None:
             chunk.mark(block.sequence, place)
             self._cursor = (block.sequence, place)
 
     def _chunk_of(self, sequence: int) -> BlockFile | None:
-        """The chunk that holds `sequence`, else the first one behind it."""
+        """Return the chunk with the block `sequence`, else the first one behind it."""
         chunks = self.chunks
         at = bisect_right(chunks, sequence, key=lambda chunk: chunk.base) - 1
         if at >= 0 and sequence < chunks[at].stop:
@@ -386,7 +386,7 @@ class Chunks:
         self._reader.readable = self.end
 
     def table(self) -> list[tuple[int, int, int, int]]:
-        """What the next start need not look for, if nothing changes until then."""
+        """Return what spares the next start its search, if nothing changes until then."""
         return [(chunk.start, chunk.size, chunk.base, chunk.stop) for chunk in self.chunks]
 
     def _find_end(self, end: StreamEnd) -> None:
@@ -413,7 +413,7 @@ class Chunks:
             end.next_sequence, end.through = block.sequence + 1, block.through
             end.position = block.position if block.position != NO_POSITION else -1
         bad: list[tuple[int, int]] = []
-        for block in self._reader.walk(chunk, place, bad):  # what stands behind the first damage
+        for block in self._reader.walk(chunk, place, bad):  # behind the first damage
             if block.position != NO_POSITION:
                 break  # the source has what is missing and what follows: read it again from there
             end.next_sequence, end.through = block.sequence + 1, block.through
@@ -432,14 +432,16 @@ class Chunks:
         chunk.stop = end.next_sequence
 
     def place_before(self, sequence: int) -> int | None:
-        """Where a block at or before `sequence` begins, without reading; None: no chunk has it."""
+        """Return where a block at or before `sequence` begins, without reading; None: no chunk has
+        it.
+        """
         if self._cursor[0] == sequence:
             return self._cursor[1]
         chunk = self._chunk_of(sequence)
         return None if chunk is None else chunk.near(sequence)
 
     def last_position(self) -> int:
-        """The source position of the last block on disk, or -1."""
+        """Return the source position of the last block on disk, or -1."""
         if not self.chunks:
             return -1
         chunk = self.chunks[-1]

@@ -65,12 +65,12 @@ class FastQueue:
 
     @property
     def count(self) -> int:
-        """Blocks not completed, leased ones included."""
+        """Return the number of blocks that are not completed, leased ones included."""
         return self.books.open_blocks
 
     @property
     def waiting(self) -> int:
-        """Blocks nobody holds a lease on."""
+        """Return the number of blocks without a lease."""
         return self.count - len(self.leased)
 
     @property
@@ -79,16 +79,16 @@ class FastQueue:
 
     @property
     def bytes(self) -> int:
-        """Real bytes: files on disk, and blocks that are in memory only."""
+        """Return the real bytes: files on disk, and blocks that are in memory only."""
         return self.disk_bytes + self.memory.unwritten_bytes
 
     @property
     def backlog(self) -> bool:
-        """Whether blocks wait on disk, and none that was returned goes before them."""
+        """Return whether blocks wait on disk, and no returned one goes before them."""
         return bool(self._backlog) and not self._returned
 
     def oldest_age(self) -> float:
-        """Seconds since about the oldest open block was accepted; 0 when there is none."""
+        """Return the age in seconds of about the oldest open block; 0 when there is none."""
         held = [block.enqueued for block in self.leased.values()]
         held += [self._returned[0][1].enqueued] if self._returned else []
         if (waiting := self._backlog.oldest_enqueued) is not None:
@@ -121,7 +121,9 @@ class FastQueue:
         return block
 
     def _wants_newest(self) -> bool:
-        """Whether the newest block in memory comes next. `mixed` gives fresh blocks their share."""
+        """Return whether the newest block in memory is next. `mixed` gives fresh blocks their
+        share.
+        """
         order = self.options.drain_order
         if order != "mixed" or not self._backlog:
             return order == "newest_first"
@@ -133,7 +135,7 @@ class FastQueue:
     # Completing
 
     def ack(self, block: Block, dead: int = 0) -> None:
-        """The leased block is done: delivered, but for `dead` records in the dead letters."""
+        """Complete a leased block: delivered, except for `dead` records in the dead letters."""
         through, delivered = block.through, block.records - dead
         self._complete(
             block, BlockEntry(EntryKind.DELIVERED, 0, block.sequence, through, delivered, dead)
@@ -166,7 +168,7 @@ class FastQueue:
         heapq.heappush(self._returned, (block.sequence, block))
 
     def refuse(self, records: int, reason: int, blocks: int = 0) -> None:
-        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        """Book records that were dropped before their blocks got sequence numbers."""
         self._book(BlockEntry(EntryKind.REFUSED, reason, a=records, b=blocks))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
@@ -180,7 +182,7 @@ class FastQueue:
     # Making room
 
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop up to `blocks` of the oldest that nobody holds; how many blocks and records."""
+        """Drop up to `blocks` of the oldest without a lease; return how many blocks and records."""
         dropped, records = 0, 0
         while dropped < blocks and (self._returned or self._backlog or self.memory):
             block = self._oldest_returned() or self._backlog.pop_read()
@@ -195,7 +197,7 @@ class FastQueue:
         return dropped, records
 
     def _oldest_returned(self) -> Block | None:
-        """The block that waits for its next attempt, if it is the oldest of all."""
+        """Return the block that waits for its next attempt, if it is the oldest of all."""
         if not self._returned:
             return None
         first = self._backlog.first_sequence
@@ -206,7 +208,9 @@ class FastQueue:
         return heapq.heappop(self._returned)[1]
 
     def oldest_chunk_blocks(self) -> int:
-        """Blocks to drop so that the oldest chunk without a lease can go; 0 when there is none."""
+        """Return how many blocks to drop to free the oldest chunk without a lease; 0: there is
+        none.
+        """
         if self.store is None:
             return 0
         chunks = self.store.chunks.chunks
@@ -246,8 +250,9 @@ class FastQueue:
             store.failed(error)
 
     def _hints(self) -> dict[str, int]:
-        """`reader_offset`: a block begins there, and all blocks on disk before it are completed. It
-        is left out when all on disk are."""
+        """Return hints for the metadata. All blocks on disk before `reader_offset` are completed;
+        it is left out when all are.
+        """
         assert self.store is not None
         hints = {"entry_count": self.count, "total_bytes": self.bytes}
         low = self.books.first_open()
@@ -289,17 +294,17 @@ class FastQueue:
             self.store.abandon()
 
 
-async def repair(directory: Path, fs: Fs = DISK) -> Repaired:
-    """Put a queue that nobody runs in order: read every block there is, set damaged places aside
-    and book their records as dropped, shorten the journal, leave metadata that spares the next
-    start a scan. The books afterwards."""
+async def repair(directory: Path) -> Repaired:
+    """Repair a queue that does not run: read every block, move damaged places to quarantine and
+    book their records as dropped, and shorten the journal. Return the books afterwards.
+    """
     events: Counter[str] = Counter()
 
     def count(name: str, amount: int) -> None:
         events[name] += amount
 
     with ThreadPoolExecutor(1) as pool:
-        queue = FastQueue(fs, directory, ChunkOptions(inmemory_blocks=1), pool, on_event=count)
+        queue = FastQueue(DISK, directory, ChunkOptions(inmemory_blocks=1), pool, on_event=count)
         await queue.open()
         while await queue._backlog.take() is not None:
             pass  # what is damaged is booked when it is read

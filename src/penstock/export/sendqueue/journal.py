@@ -90,7 +90,7 @@ class BlockEntry:
 
 
 def decode(data: bytes) -> Iterator[BlockEntry | None]:
-    """Every entry in `data`; None for a damaged one. A torn last entry is left out."""
+    """Yield every entry in `data`; None for a damaged one. A torn last entry is left out."""
     for at in range(0, len(data) - SIZE + 1, SIZE):
         if int.from_bytes(data[at : at + 4], "little") != crc32c.crc32c(data[at + 4 : at + SIZE]):
             yield None
@@ -135,7 +135,7 @@ class Completed:
         return True
 
     def _at(self, sequence: int) -> int:
-        """The last range that begins at `sequence` or before it; -1: none does."""
+        """Return the index of the last range that begins at or before `sequence`, or -1."""
         return bisect_right(self.spans, sequence, key=_start) - 1
 
     def __contains__(self, sequence: int) -> bool:
@@ -146,7 +146,7 @@ class Completed:
         return at >= 0 and end <= self.spans[at][1]
 
     def gaps(self, start: int, end: int) -> list[tuple[int, int]]:
-        """What of [start, end) is not completed."""
+        """Return the parts of [start, end) that are not completed."""
         gaps = []
         for first, stop, *_ in islice(self.spans, max(0, self._at(start)), None):
             if start >= end or first >= end:
@@ -159,7 +159,9 @@ class Completed:
         return gaps
 
     def records_at(self, sequence: int) -> int | None:
-        """Records accepted before the block `sequence`, if a range begins or ends there."""
+        """Return the records accepted before the block `sequence`, if a range begins or ends
+        there.
+        """
         at = self._at(sequence)
         if at >= 0 and self.spans[at][0] == sequence:
             return self.spans[at][2]
@@ -195,7 +197,7 @@ class Books:
 
     @property
     def open_blocks(self) -> int:
-        """Blocks that are not completed."""
+        """Return the number of blocks that are not completed."""
         return self.next_sequence - 1 - self.completed.total
 
     def first_open(self) -> int:
@@ -261,7 +263,7 @@ class Books:
         return Accounting(self.accepted, self.delivered, self.dead, dropped, self.queued)
 
     def snapshot(self) -> list[BlockEntry]:
-        """Entries that, applied to empty books by `replay`, give this one."""
+        """Return entries that give these books when they are applied to empty ones."""
         entries = [
             BlockEntry(EntryKind.COUNTER, number, value=getattr(self, name))
             for number, name in enumerate(_COUNTERS)
@@ -281,7 +283,7 @@ class Books:
         return entries + self.progress()
 
     def progress(self) -> list[BlockEntry]:
-        """How much was accepted, and how far the source was read."""
+        """Return entries that say how much was accepted and how far the source was read."""
         position = (
             [BlockEntry(EntryKind.POSITION, value=self.position)] if self.position >= 0 else []
         )

@@ -31,7 +31,7 @@ class MemoryLayer:
         return self._blocks[0] if self._blocks else None
 
     def add(self, blocks: list[Block], *, written: bool) -> None:
-        """Numbered blocks, younger than all that are here."""
+        """Add numbered blocks, younger than all others here."""
         size = bytes_of(blocks)
         self._blocks.extend(blocks)
         self.bytes += size
@@ -75,7 +75,9 @@ class MemoryLayer:
         return evicted
 
     def written(self, blocks: list[Block], copies: list[Block]) -> list[Block]:
-        """`blocks` are on disk, as `copies`; those that nobody took leave memory: these."""
+        """Note that `blocks` are on disk as `copies`; return those that leave memory because no
+        worker took them.
+        """
         for block, stored in zip(blocks, copies, strict=True):
             block.offset = stored.offset
             self.completed(block)

@@ -4,8 +4,8 @@ Capacity is real: batches that are not completed, and bytes that are in files or
 headers, journal and consumed parts of chunks included. Before the disk itself is full there is a
 reserve, so that completions can still be written down. At a limit the policy decides:
 
-    drop_oldest  the oldest batches nobody holds are dropped and counted; with bytes short, a whole
-                 chunk at a time, because only a whole chunk frees any
+    drop_oldest  the oldest batches without a lease are dropped and counted; if bytes are short, a
+                 whole chunk at a time, because only that frees bytes
     drop_newest  the push is dropped and counted, and the answer says so
     block        the push waits up to block_timeout for room, then raises Full; nothing is accepted
 
@@ -37,20 +37,20 @@ from penstock.io.tasks import cancelled, supervised
 
 log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
-ROOM_POLL_SECONDS = 1.0  # between two looks at the disk of those who wait for room
+ROOM_POLL_SECONDS = 1.0  # between two checks of the disk while a push waits for room
 PUSH_POLL_SECONDS = 5.0
 DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
 def options_of(settings: Settings, limit: int, source: str = "") -> ChunkOptions:
-    """What a queue works with; `memory_percent` is a share of our part of `limit`."""
+    """Return the options of a queue; `memory_percent` is a share of our part of `limit`."""
     share = settings.memory_percent
     ours = limit * settings.memory_limit_ratio
     max_bytes = int(ours * share) if share else settings.max_bytes
     fsync = settings.fsync
     if source == "topic" and fsync == "always":
-        fsync = "interval"  # the topic still has it: nobody waits for our fsync
+        fsync = "interval"  # the topic still has the records
     return ChunkOptions(
         fsync=fsync,
         write_through=bool(source) or fsync != "never",
@@ -67,7 +67,7 @@ def options_of(settings: Settings, limit: int, source: str = "") -> ChunkOptions
 
 
 def adapt(blocks: int, used: int, target: float) -> int:
-    """Blocks to have in memory next: half when it is short, a quarter more when it is not."""
+    """Return how many blocks to keep in memory: half when it is short, else a quarter more."""
     if used > target:
         return blocks // 2
     return blocks + max(1, blocks // 4) if used < 0.9 * target else blocks
@@ -139,13 +139,13 @@ class SendQueue:
         self._ticker = supervised(f"upkeep of route {self.name}", self._tick, self._context_metrics)
 
     async def stop(self) -> None:
-        """Everything that is not delivered is on disk when this returns."""
+        """Stop; everything that is not delivered is on disk afterwards."""
         self.stop_taking()
         await cancelled(self._ticker)
         await self._fast.close()
 
     def stop_taking(self) -> None:
-        """Takers get None from now on."""
+        """Make takers return None from now on."""
         self._stopping = True
         self._wake(len(self._takers))
         self._room.set()
@@ -175,7 +175,7 @@ class SendQueue:
         return PushedBlocks(records, 0)
 
     async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
-        """True when the blocks fit; False when they were dropped instead."""
+        """Return True when the blocks fit, False when they were dropped instead."""
         full_behavior = self.settings.full_behavior
         timeout = math.inf if wait else self.settings.block_timeout
         deadline = self._clock.monotonic() + timeout
@@ -196,7 +196,7 @@ class SendQueue:
                 return False
 
     def refuse(self, records: int, reason: int, blocks: int) -> None:
-        """Book records, in so many blocks, that were dropped before they got sequence numbers."""
+        """Book records that were dropped before their blocks got sequence numbers."""
         self._fast.refuse(records, reason, blocks)
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
@@ -214,7 +214,9 @@ class SendQueue:
             await self._clock.wait(self._room, ROOM_POLL_SECONDS)
 
     def _disk_takes(self, size: int) -> bool:
-        """Whether so many bytes leave the reserve alone, which is for writing down what happens."""
+        """Return whether the disk has so many bytes beside the reserve, which is for
+        completions.
+        """
         reserve = self.settings.free_space_reserve
         if self._free_bytes - size < reserve:
             self._update_free_bytes()  # less what was promised since, it is too little
@@ -327,11 +329,10 @@ class SendQueue:
         self._wake(1)
 
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
-        """Drop everything that was accepted before this; the number of records.
+        """Drop everything that was accepted before this; return the number of records.
 
-        `waiting` are leased blocks that nobody is sending. What is being sent has `timeout` seconds
-        to end: delivered it counts as delivered, otherwise it is dropped, also when it ends later
-        than that.
+        `waiting` are leased blocks that are not being sent. Blocks that are being sent have
+        `timeout` seconds to be delivered. Otherwise they are dropped, even if the send ends later.
         """
         self._purged_before = self.books.next_sequence
         before = self._purged
@@ -351,7 +352,7 @@ class SendQueue:
         return records + self._purged - before
 
     def _drop_purged(self, block: Block) -> None:
-        """A leased block was purged. It counts whole, also when parts of it were sent."""
+        """Drop a leased block that was purged. It counts whole, even if parts of it were sent."""
         self._purged += block.records
         self._fast.drop(block, PURGED)
         self._room.set()
@@ -385,12 +386,12 @@ class SendQueue:
 
     @property
     def count(self) -> int:
-        """Batches not completed, leased ones included."""
+        """Return the number of batches that are not completed, leased ones included."""
         return self._fast.count
 
     @property
     def waiting(self) -> int:
-        """Batches that nobody holds a lease on."""
+        """Return the number of batches without a lease."""
         return self._fast.waiting
 
     @property
@@ -406,11 +407,10 @@ class SendQueue:
 
     @property
     def arrivals(self) -> float:
-        """Batches that come in per second."""
+        """Return the batches that arrive per second."""
         return self._in.value
 
     def status(self) -> SendQueueStatus:
-        """Depth, sizes, ages, rates and the books."""
         fast = self._fast
         return SendQueueStatus(
             accounting=self.books.accounting(),

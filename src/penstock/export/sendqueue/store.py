@@ -97,7 +97,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """Real bytes on disk."""
+        """Return the real bytes on disk."""
         return self.chunks.disk_bytes + self._journal.size
 
     # Opening
@@ -141,12 +141,12 @@ class Store:
         self._dirty = True
 
     def open_ranges(self) -> list[tuple[int, int]]:
-        """After opening: the ranges of blocks on disk that are still to be delivered."""
+        """Return the ranges of blocks on disk that are still to be delivered, after opening."""
         chunks = self.chunks.chunks
         return self.books.completed.gaps(chunks[0].base, chunks[-1].stop) if chunks else []
 
     def _load_meta(self) -> Meta:
-        """The hints; none when the file is missing, damaged or of another version."""
+        """Return the hints; none when the file is missing, damaged or of another version."""
         try:
             fields = json.loads(self._fs.read(self.directory / META))
             meta = msgspec.convert(fields, Meta)
@@ -161,8 +161,9 @@ class Store:
         return Meta()
 
     def records_before(self, sequence: int) -> int:
-        """Records accepted before a block, if it or its predecessor is completed or on disk, or if
-        it is not there yet."""
+        """Return the records accepted before a block, if it or its predecessor is completed or on
+        disk, or if it is not there yet.
+        """
         if sequence <= 1:
             return 0
         edge = self.books.completed.records_at(sequence)
@@ -179,15 +180,16 @@ class Store:
     # Data
 
     def append(self, blocks: list[Block], *, sync: bool) -> None:
-        """In the pool: compress, write, perhaps sync."""
+        """Compress, write and perhaps sync blocks. Runs in the pool."""
         compress_blocks(blocks, self._compression)
         self.chunks.append(blocks, self._stream_end)
         if sync or (self._sync_wanted and self.chunks.unsynced_bytes > MAX_UNSYNCED_BYTES):
             self.chunks.sync()
 
     async def compress(self, blocks: list[Block], min_bytes: int = 1) -> None:
-        """Compress blocks that nobody else sees yet, in several threads when it is worth it. Fewer
-        than `min_bytes` are left to `append`."""
+        """Compress blocks that are not shared yet, in several threads if that pays. Fewer than
+        `min_bytes` are left to `append`.
+        """
         if self._compression == NONE:
             return
         blocks = [block for block in blocks if not block.raw_length]
@@ -201,7 +203,7 @@ class Store:
         )
 
     def appended(self, last: Block) -> None:
-        """Back on the event loop: everything up to `last` is in the chunks."""
+        """Note, on the event loop, that everything up to `last` is in the chunks."""
         self._stream_end = self.chunks.end
         self._stop, self._through = last.sequence + 1, last.through
         if last.position != NO_POSITION:
@@ -244,7 +246,7 @@ class Store:
     # Books
 
     def book(self, entry: BlockEntry) -> None:
-        """It is in the page cache at the end of this turn of the event loop."""
+        """Book an entry. It is in the page cache at the end of this turn of the event loop."""
         if self.books.apply(entry):
             self._journal.add(entry)
             self._dirty = True
@@ -314,7 +316,7 @@ class Store:
                 chunk = self._removable(whole)
                 if chunk is None:
                     break  # something was appended while we waited
-                # Or power loss might keep what is said here and forget the blocks it speaks of.
+                # Power loss must not keep these entries and forget their blocks.
                 if self._sync_wanted:
                     await self.in_pool(self.chunks.sync)
                 for entry in self.books.progress():
@@ -325,7 +327,9 @@ class Store:
         return removed
 
     def _removable(self, whole: bool) -> BlockFile | None:
-        """The oldest chunk that can go; the last one, written to, only when it is alone."""
+        """Return the oldest chunk that can go; the last one, which is written to, only if it is
+        alone.
+        """
         chunks = self.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
             if self.books.completed.covers(chunk.base, chunk.stop):
@@ -356,7 +360,9 @@ class Store:
         self._lock.release()
 
     async def in_pool(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """A cancelled caller still waits for the thread, which works under the caller's lock."""
+        """Call in the pool. A cancelled caller still waits for the thread, which needs the caller's
+        lock.
+        """
         job = asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
         try:
             return await asyncio.shield(job)
@@ -370,7 +376,7 @@ def checksum(meta: dict[str, Any]) -> int:
 
 
 def compress_blocks(blocks: list[Block], compression: int) -> None:
-    """Compress in place what is not compressed yet and gains by it."""
+    """Compress in place what is not compressed yet and becomes smaller."""
     for block in blocks:
         if not block.raw_length and block.compression == NONE:
             block.raw_length = len(block.body)

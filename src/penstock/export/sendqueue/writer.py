@@ -119,7 +119,7 @@ class ChunkWriter:
             await self._task
 
     async def _write(self) -> None:
-        """One job after the other, each with everything that came in meanwhile."""
+        """Write one job after the other, each with everything that arrived meanwhile."""
         assert self._store is not None
         while self._pending or self._spill_wanted:
             async with self._store.writing:
@@ -165,7 +165,7 @@ class ChunkWriter:
                 waiter.set_result(None)
 
     def make_room(self) -> None:
-        """The memory layer may hold less than it does."""
+        """Shrink the memory layer to its limit."""
         if self._store is None or not self._memory.full:
             return
         if self._options.write_through:
@@ -181,7 +181,7 @@ class ChunkWriter:
             return await self._spill(self._store)
 
     async def _spill(self, store: Store) -> bool:
-        """Leased blocks too, with the body that a worker may be sending.
+        """Write out leased blocks too, with the body that a worker may be sending.
 
         A part is compressed while the part before it is written.
         """
@@ -208,7 +208,7 @@ class ChunkWriter:
 
     @staticmethod
     def _parts(blocks: Iterable[Block]) -> list[list[Block]]:
-        """What one job of a spill takes, one after the other."""
+        """Cut the blocks into the parts that a spill writes one after the other."""
         parts: list[list[Block]] = []
         size = MAX_SPILL_BYTES
         for block in blocks:
@@ -220,7 +220,7 @@ class ChunkWriter:
         return parts
 
     async def _compressed(self, store: Store, part: list[Block]) -> tuple[list[Block], list[Block]]:
-        """Those of `part` that are still open, and compressed copies of them."""
+        """Return the blocks of `part` that are still open, and compressed copies of them."""
         part = [block for block in part if block.sequence in self._memory.unwritten]
         copies = [replace(block) for block in part]
         await store.compress(copies)

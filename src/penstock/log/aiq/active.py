@@ -47,8 +47,8 @@ UNREAD, MATCHED, FAILED = 0, 1, 2  # what became of a batch's checksum
 def proven_base(
     directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
 ) -> int | None:
-    """The first offset of data.log as something with a checksum tells it: its checkpoint or its
-    sidecar.
+    """Return the first offset of data.log as something with a checksum tells it: its checkpoint or
+    its sidecar.
 
     Only this bounds the segment before it: the header of a torn first record must not cost that
     one its records.
@@ -137,7 +137,7 @@ class ActiveAiqSegment(OpeningSegment):
     # What was there once
 
     def _newest_commit(self) -> int:
-        """The first offset of the newest commit in the sidecar: only it may be unanswered."""
+        """Return the first offset of the newest commit in the sidecar, which may be unanswered."""
         rows = self._tail[self._good]
         if self._state == CLEAN or not len(rows):
             return MAX_OFFSET
@@ -148,7 +148,7 @@ class ActiveAiqSegment(OpeningSegment):
         return int((rows["first"] + rows["count"]).max()) if len(rows) else 0
 
     def _check_hints(self) -> None:
-        """What the checkpoint says was durable of index and sidecar must be there."""
+        """Check that index and sidecar have what the checkpoint calls durable."""
         here, index, batches = self._here, self._index, self._batches
         if here is None:
             return
@@ -165,8 +165,9 @@ class ActiveAiqSegment(OpeningSegment):
                 report("lost", f"{BATCHES}: the row at {last} is damaged")
 
     def likely_base(self) -> int:
-        """The first offset of data.log when nothing with a checksum tells: its first record's, if
-        that makes sense, or of an empty one, what the index says."""
+        """Return the first offset of data.log when nothing with a checksum tells: its first
+        record's, if that makes sense, or of an empty one, what the index says.
+        """
         data, index, floor = self._data, self._segment.file(INDEX), self._floor
         if data.size >= HEADER_SIZE:
             offset, _ = record_at(data, 0, data.size)
@@ -181,7 +182,7 @@ class ActiveAiqSegment(OpeningSegment):
         return floor
 
     def _trusted(self) -> tuple[int, int]:
-        """How far the checkpoint can be believed: bytes of data, rows of index."""
+        """Return how far the checkpoint can be believed: bytes of data, rows of index."""
         segment, here, data, index = self._segment, self._here, self._data, self._index
         if (
             here is None
@@ -228,7 +229,7 @@ class ActiveAiqSegment(OpeningSegment):
         return index_end, scanned.rows
 
     def _check_tail(self, start: int) -> np.ndarray:
-        """Whether each row's data matches its checksum; data before `start` is not read."""
+        """Return whether each row's data matches its checksum; data before `start` is not read."""
         data, outcomes = self._data, np.full(len(self._tail), UNREAD)
         for i in np.flatnonzero(self._good & (self._tail["start"] >= start)):
             begin, end, wanted = (int(self._tail[column][i]) for column in ("start", "end", "crc"))
@@ -241,8 +242,8 @@ class ActiveAiqSegment(OpeningSegment):
         return outcomes
 
     def _torn_at(self, outcomes: np.ndarray) -> int:
-        """Where the data of a commit that was never finished begins; the end of the file when there
-        is none.
+        """Return where the data of a commit that was never finished begins; the end of the file
+        when there is none.
 
         Written strictly, only the last commit can be unfinished: a bad batch before a good later
         commit was whole once, and is damage. Written relaxed, nothing after the last fsync is
@@ -266,7 +267,7 @@ class ActiveAiqSegment(OpeningSegment):
         return min((begin for begin, time in bad if time >= newest_good), default=self._data.size)
 
     def _sidecar_size(self, newest: int) -> int:
-        """Where the sidecar must end so that it does where the data does."""
+        """Return the size that lets the sidecar end where the data does."""
         rows, good, report = self._tail, self._good, self._directory.report
         if not bool(good.all()):
             bad = int((~good).sum())
@@ -275,11 +276,7 @@ class ActiveAiqSegment(OpeningSegment):
         beyond = np.flatnonzero(good & (rows["end"] > self._segment.data_size))
         if len(beyond) and newest < MAX_OFFSET:
             end = self._end_in_sidecar(MAX_OFFSET)
-            report(
-                "unfinished",
-                f"the last commit, offsets {newest} to {end - 1}, is not whole and is dropped: it "
-                "was being written when the broker ended, and not acknowledged",
-            )
+            self.report_unfinished(f"offsets {newest} to {end - 1}")
         return self._tail_start + (int(beyond[0]) if len(beyond) else len(rows)) * BATCH_SIZE
 
     def _check_cover(self, size: int) -> None:
@@ -322,7 +319,7 @@ class ActiveAiqSegment(OpeningSegment):
 
 
 def _consecutive(rows: np.ndarray, offset: int) -> int:
-    """How many leading index rows have the offsets from this one on."""
+    """Return how many leading index rows have the offsets from this one on."""
     follows = rows["offset"] == np.arange(offset, offset + len(rows), dtype=np.uint64)
     return len(rows) if bool(follows.all()) else int(np.argmin(follows))
 

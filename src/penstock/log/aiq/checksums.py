@@ -50,7 +50,7 @@ def runs(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
 
 
 def failing(data: File, run: np.ndarray) -> list[int]:
-    """Which batches of a run do not match their checksum."""
+    """Return which batches of a run do not match their checksum."""
     starts, ends, sums = (run[column].tolist() for column in ("start", "end", "crc"))
     if len(starts) == 1:
         return [] if checksum(data, starts[0], ends[0]) == sums[0] else [0]
@@ -58,7 +58,7 @@ def failing(data: File, run: np.ndarray) -> list[int]:
 
 
 def mismatched(buffer: memoryview, run: np.ndarray) -> list[int]:
-    """The same for a run that was read already."""
+    """Return which batches of a run, read before, do not match their checksum."""
     starts, ends, sums = (run[column].tolist() for column in ("start", "end", "crc"))
     begin = starts[0]
     return [
@@ -69,7 +69,7 @@ def mismatched(buffer: memoryview, run: np.ndarray) -> list[int]:
 
 
 def checksum(data: File, start: int, end: int) -> int | None:
-    """The CRC32C of these bytes; None when they are not all there."""
+    """Return the CRC32C of these bytes; None when they are not all there."""
     value = 0
     while start < end:
         part = data.read_at(start, min(PART_BYTES, end - start))
@@ -142,7 +142,7 @@ class AiqCheck:
         yield end - start
 
     def _is_fine_on_disk(self, data: File, row: Any) -> bool:
-        """Whether the batch is fine when it is read again, from the disk."""
+        """Return whether the batch is fine when it is read again, from the disk."""
         start, end = int(row["start"]), int(row["end"])
         data.forget(start, end - start)
         try:
@@ -182,7 +182,7 @@ class AiqCheck:
             return self.segment.rows
 
     def _in_hole(self, start: int, end: int) -> bool:
-        """Whether a hole is in there."""
+        """Return whether a known hole overlaps these bytes."""
         return any(begin < end and start < stop for begin, stop in self.segment.holes)
 
     def _bare(self, data: File, start: int, end: int) -> Iterator[int]:

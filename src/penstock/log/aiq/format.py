@@ -74,7 +74,7 @@ class AiqFormat(SegmentFormat):
         write.add({BATCHES: [row.pack()], DATA: [data], INDEX: [index]}, count, size)
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
-        """The same writes with positions counted from the first one's."""
+        """Return the writes with positions counted from the first one's."""
         if not writes:
             return {}
         index = np.frombuffer(_joined(writes, INDEX), INDEX_TYPE).copy()

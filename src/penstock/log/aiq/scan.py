@@ -43,8 +43,8 @@ class ReadableRecords(Protocol):
 
 
 def record_at(data: ReadableRecords, position: int, size: int) -> tuple[int, int]:
-    """The offset of the record whose header is at this position, and where it ends; -1 twice when
-    there can be none in data of this size.
+    """Return the offset of the record whose header is at this position, and where it ends; -1 twice
+    when there can be none in data of this size.
     """
     header = data.read_at(position, HEADER_SIZE) if 0 <= position <= size - HEADER_SIZE else b""
     if len(header) < HEADER_SIZE:
@@ -54,7 +54,7 @@ def record_at(data: ReadableRecords, position: int, size: int) -> tuple[int, int
 
 
 def agreeing(data: ReadableRecords, rows: np.ndarray, size: int, start: int) -> int:
-    """How many leading index rows describe the records of `data` from `start` on, gapless."""
+    """Return how many leading index rows describe `data` from `start` on without a gap."""
     positions = rows["position"].astype(np.int64)
     good, at = 0, start
     while good < len(rows):
@@ -219,7 +219,7 @@ def _candidates(
 
 
 def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
-    """Where in `buffer` an unaligned u64 in [low, high) begins."""
+    """Return where in `buffer` an unaligned u64 in [low, high) begins."""
     positions = []
     for shift in range(min(8, max(0, len(buffer) - 7))):
         values = np.frombuffer(buffer, "<u8", (len(buffer) - shift) // 8, shift)
@@ -231,7 +231,9 @@ def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
 def is_record(
     data: File, position: int, size: int, offset: int, limit: int | None, chain: int = 1
 ) -> bool:
-    """Whether `chain` records follow from here, or fewer that end exactly where the file does."""
+    """Return whether `chain` records follow from here, or fewer that end exactly where the file
+    does.
+    """
     for _ in range(chain):
         current, position = record_at(data, position, size)
         follows = current == offset if limit is None else offset <= current < limit
@@ -244,7 +246,7 @@ def is_record(
 
 
 def intact_batches(segment: Segment) -> np.ndarray:
-    """The rows of a segment's sidecar that match their checksums."""
+    """Return the rows of a segment's sidecar that match their checksums."""
     file = segment.file(BATCHES)
     rows, good = parse_batches(file.read_at(0, file.size))
     intact: np.ndarray = rows[good]
@@ -252,7 +254,7 @@ def intact_batches(segment: Segment) -> np.ndarray:
 
 
 def anchors_of(batches: np.ndarray) -> np.ndarray:
-    """Where the sidecar says that batches begin."""
+    """Return where the sidecar says that batches begin."""
     anchors = np.empty(len(batches), INDEX_TYPE)
     anchors["offset"], anchors["position"] = batches["first"], batches["start"]
     return anchors

@@ -70,17 +70,8 @@ def _rebuild(
     )
     scanned = drop_untiled(scanned, batches)
     directory.damage.note_holes(segment, scanned.holes)
-    if scanned.end < data.size:
-        lost = data.size - scanned.end
-        directory.report(
-            "lost" if following is None or scanned.next_offset < following else "quarantined",
-            f"{segment.path(DATA).name}: {lost} bytes from {scanned.end} on are no records of "
-            "this segment",
-        )
-        directory.quarantine(segment, scanned.end, data.size)
-        writable = directory.fs.open(segment.path(DATA))
-        writable.truncate(scanned.end)
-        writable.close()
+    lost = following is None or scanned.next_offset < following
+    directory.cut_sealed(segment, scanned.end, lost=lost)
     segment.data_size, segment.rows = scanned.end, len(scanned.rows)
     segment.end = int(scanned.rows["offset"][-1]) + 1 if len(scanned.rows) else segment.base
     if not np.array_equal(scanned.rows, index):

@@ -85,7 +85,7 @@ class AiqSegment(Segment):
         return rows
 
     def row_of(self, offset: int) -> int:
-        """The first row whose offset is not below `offset`; `rows` when there is none."""
+        """Return the first row whose offset is not below `offset`; `rows` when there is none."""
         if self.dense:
             return min(max(0, offset - self.base), self.rows)
         return self._search("offset", offset)
@@ -107,17 +107,19 @@ class AiqSegment(Segment):
         return self.rows - self.row_of(offset)
 
     def offset_of(self, row: int) -> int:
-        """The offset of this row's record; for the row after the last, the offset after it."""
+        """Return the offset of this row's record; for the row after the last, the end."""
         return int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
 
     def position_of(self, row: int) -> int:
-        """Where the record of this row begins; for the row after the last, where the data ends."""
+        """Return where the record of this row begins; for the row after the last, where the data
+        ends.
+        """
         return (
             int(self.index_rows(row, row + 1)["position"][0]) if row < self.rows else self.data_size
         )
 
     def row_at(self, position: int) -> int:
-        """The first row whose record begins at or after this position."""
+        """Return the first row whose record begins at or after this position."""
         return self._search("position", position)
 
     # Reading
@@ -150,8 +152,8 @@ class AiqSegment(Segment):
     def _check(
         self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray, size: int
     ) -> tuple[int, np.ndarray]:
-        """How many leading records agree with headers and neighbours, and their lengths; 0 as well
-        when the positions alone make no sense.
+        """Return how many leading records agree with headers and neighbours, and their lengths; 0
+        as well when the positions alone make no sense.
         """
         steps = starts[1:] - starts[:-1]
         step = int(steps[0]) if len(steps) else size
@@ -202,7 +204,7 @@ class AiqSegment(Segment):
         return self._raw(rows, end)
 
     def _raw(self, rows: np.ndarray, end: int) -> Raw:
-        """The records of these index rows, the last of which ends at `end`."""
+        """Return the records of these index rows, the last of which ends at `end`."""
         offsets, starts = rows["offset"].astype(np.int64), rows["position"].astype(np.int64)
         lengths = np.append(starts[1:], end) - starts - HEADER_SIZE
         start, last = int(starts[0]), int(offsets[-1])
@@ -253,7 +255,7 @@ class AiqSegment(Segment):
                 raise Damaged(f"{text}bytes {start} to {end} are damaged", following)
 
     def _before_hole(self, positions: np.ndarray, count: int, offset: int) -> tuple[int, int]:
-        """How many of these records come before the next hole, and where they end."""
+        """Return how many of these records come before the next hole, and where they end."""
         start, end = int(positions[0]), int(positions[count])
         for begin, stop in self.holes:
             if begin <= start < stop:
@@ -269,7 +271,7 @@ class AiqSegment(Segment):
         return Damaged(f"{text}records go on at offset {resume}", resume)
 
     def _offset_at(self, position: int) -> int:
-        """The offset in the record header at this position, -1 when there can be none."""
+        """Return the offset in the record header at this position, -1 when there can be none."""
         return record_at(self.file(DATA), position, self.data_size)[0]
 
     def _agrees(self, row: int) -> bool:
@@ -327,7 +329,7 @@ class AiqSegment(Segment):
         return np.frombuffer(data, BATCH_TYPE, len(data) // BATCH_SIZE)
 
     def _batch_search(self, column: str, value: int) -> int:
-        """The first sidecar row whose column is above `value`."""
+        """Return the first sidecar row whose column is above `value`."""
         low, high = 0, self.batches_size // BATCH_SIZE
         while low < high:
             middle = (low + high) // 2
@@ -359,7 +361,7 @@ class AiqSegment(Segment):
         return np.repeat(times, runs)
 
     def offset_at(self, microseconds: int) -> int | None:
-        """The first offset appended at or after this time, if this segment has one."""
+        """Return the first offset appended at or after this time, if this segment has one."""
         if self.newest < microseconds or not self.rows:
             return None
         if not self.batches_size:

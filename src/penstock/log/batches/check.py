@@ -1,5 +1,6 @@
 """The check of a sealed segment of record batches, for the scrub."""
 
+import contextlib
 from collections.abc import Iterator
 
 from penstock.errors import StorageFailed
@@ -24,11 +25,11 @@ class BatchCheck:
         self._index = SparseIndex(segment.base)
 
     def steps(self) -> Iterator[int]:
-        """Yields how many bytes were read, after each step."""
+        """Yield how many bytes were read, after each step."""
         data, size = self.segment.file(DATA), self.segment.data_size
         while (at := self._index.size) < size:
             data.forget(at, min(STEP_BYTES, size - at))
-            for batch in self._batches(data, at, size):
+            for batch in self._batches(data, at, size, self._index.end):
                 self._index.add(batch.stored())
                 if batch.end - at >= STEP_BYTES:
                     break
@@ -39,17 +40,16 @@ class BatchCheck:
             yield self._index.size - at
         yield self._check_index()
 
-    def _batches(self, data: File, at: int, size: int) -> Iterator[Located]:
-        try:
-            yield from whole_batches(data, at, size, self._index.end, limit=self.segment.end)
-        except StorageFailed:
-            return  # looked at again where it cannot be read
+    def _batches(self, data: File, at: int, size: int, offset: int) -> Iterator[Located]:
+        """Yield whole batches until there is damage, or bytes that cannot be read."""
+        with contextlib.suppress(StorageFailed):
+            yield from whole_batches(data, at, size, offset, limit=self.segment.end)
 
     def _pass_damage(self, data: File, at: int, size: int) -> None:
-        """What is not whole at `at` is read again, from the disk; then it is a hole."""
+        """Read what is not whole at `at` again, from the disk; then it is a hole."""
         data.forget(at, size - at)
-        again = next(self._batches(data, at, min(size, at + STEP_BYTES)), None)
-        if again is not None:
+        again = self._batches(data, at, min(size, at + STEP_BYTES), self._index.end)
+        if next(again, None) is not None:
             return
         following = self._find_next(data, at, size)
         end, offset = size, self.segment.end
@@ -64,27 +64,22 @@ class BatchCheck:
         self._index.skip(end, offset)
 
     def _find_next(self, data: File, at: int, size: int) -> Located | None:
-        """The next batch that is whole; rows of the index say where to look when bytes cannot be
-        read."""
+        """Return the next batch that is whole. When bytes cannot be read, try the places that the
+        index names.
+        """
         try:
             return next_whole(data, at, size, self._index.end, self.segment.end)
         except StorageFailed:
             rows = self.segment.index.rows
             for row in rows[rows["position"] > at]:
                 position, offset = int(row["position"]), int(row["offset"])
-                intact = next(self._from(data, position, size, offset), None)
+                intact = next(self._batches(data, position, size, offset), None)
                 if intact is not None:
                     return intact
             return None
 
-    def _from(self, data: File, at: int, size: int, offset: int) -> Iterator[Located]:
-        try:
-            yield from whole_batches(data, at, size, offset, limit=self.segment.end)
-        except StorageFailed:
-            return
-
     def _check_index(self) -> int:
-        """The file must be what the data makes of it, unless a hole took rows away."""
+        """Compare the file with what the data makes of it, unless a hole took rows away."""
         segment, size = self.segment, self.segment.sizes()[INDEX]
         stored = SparseIndex.parse(segment.file(INDEX).read_at(0, size))
         segment.file(INDEX).forget(0, size)

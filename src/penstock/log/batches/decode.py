@@ -49,7 +49,7 @@ class Decoder:
         self._few: list[list[int]] = [[] for _ in Columns._fields[1:]]  # behind those
 
     def add(self, batch: Bytes, head: BatchHead, at: int = 0) -> None:
-        """The batch at this position of `batch`."""
+        """Add the batch at this position of `batch`."""
         data = bytes(records_bytes(batch, head, at))
         if head.records > MAX_WALKED_RECORDS:
             self._flush()
@@ -96,7 +96,7 @@ class Decoder:
 
 
 def records_of(columns: Columns, part: slice, *, whole: bool = False) -> list[KafkaRecord]:
-    """These records of the columns, without our own header unless they are wanted whole."""
+    """Return these records of the columns; without our own header, unless `whole`."""
     data = columns.data
     return [
         KafkaRecord(
@@ -118,7 +118,7 @@ def _headers(data: bytes, at: int, whole: bool) -> tuple[tuple[str, bytes | None
 
 
 def decode_columns(data: bytes, head: BatchHead) -> Columns:
-    """The records of a batch, which are not compressed (`records_bytes`)."""
+    """Return the records of a batch, which are not compressed (`records_bytes`)."""
     bounds = np.array(find_records(data, head.records), np.int64)
     starts = bounds[:-1]
     padded = np.frombuffer(data + _PADDING, np.uint8)
@@ -152,7 +152,7 @@ def decode_columns(data: bytes, head: BatchHead) -> Columns:
 
 
 def _varints(data: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The zigzag varints at these positions, and where each ends."""
+    """Return the zigzag varints at these positions, and where each ends."""
     at = np.minimum(at, len(data) - len(_PADDING))
     first = data[at].astype(np.int64)
     values, ends = first & 0x7F, at + 1

@@ -17,7 +17,7 @@ _WIDER_FROM = np.array([1 << 7, 1 << 14, 1 << 21, 1 << 28], np.int64)
 
 
 def encode_values(payloads: Sequence[Bytes]) -> Bytes:
-    """The records of a batch with these values."""
+    """Encode the records of a batch with these values."""
     if len(payloads) > MAX_LOOPED_RECORDS:
         lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
         size = int(lengths[0])
@@ -31,7 +31,7 @@ def encode_values(payloads: Sequence[Bytes]) -> Bytes:
 
 
 def encode_arrays(lengths: np.ndarray, payloads: memoryview) -> Bytes:
-    """The same for payloads that lie one after another; `lengths` is int64."""
+    """Encode payloads that lie one after another; `lengths` is int64."""
     size = int(lengths[0])
     if size and size * len(lengths) == len(payloads) and bool((lengths == size).all()):
         return encode_table(np.frombuffer(payloads, f"V{size}"))
@@ -41,7 +41,7 @@ def encode_arrays(lengths: np.ndarray, payloads: memoryview) -> Bytes:
 
 
 def encode_table(payloads: np.ndarray) -> Bytes:
-    """The same for payloads of one length, an item each."""
+    """Encode payloads of one length, an item each."""
     count, size = len(payloads), payloads.itemsize
     bounds = [0, *(at for at in _GROWS_AT if at < count), count]
     prefixes = [len(plain_prefix(low, size)) for low in bounds[:-1]]
@@ -63,7 +63,7 @@ def encode_table(payloads: np.ndarray) -> Bytes:
 
 
 def encode_joined(lengths: np.ndarray, payloads: Sequence[Bytes]) -> bytes:
-    """Each value behind its prefix; what ends a record stands before the next one's prefix."""
+    """Join values and prefixes; the byte that ends a record stands before the next prefix."""
     count = len(lengths)
     deltas, sizes = np.arange(count) << 1, lengths << 1
     delta_widths, size_widths = _widths(deltas), _widths(sizes)
@@ -100,6 +100,6 @@ def _put(out: np.ndarray, at: np.ndarray, values: np.ndarray, widths: np.ndarray
 
 
 def _varint_columns(values: np.ndarray, width: int) -> Iterator[np.ndarray]:
-    """The bytes of varints that all have this width."""
+    """Yield the bytes of varints that all have this width, column by column."""
     for i in range(width):
         yield (values >> 7 * i) & 0x7F | (0x80 if i + 1 < width else 0)

@@ -175,7 +175,7 @@ def _index_at(segment: Segment, mark: Mark) -> bytes:
 
 
 def _between_holes(segment: Segment, start: int) -> list[tuple[int, int]]:
-    """The parts of the data from `start` on that are batches."""
+    """Return the parts of the data from `start` on that are batches."""
     edges = [start]
     for begin, stop in segment.holes:
         if stop > start:
@@ -187,7 +187,7 @@ def _between_holes(segment: Segment, start: int) -> list[tuple[int, int]]:
 def _encode_payloads(
     content: list[Bytes] | Arrays | np.ndarray, header: tuple[str, bytes] | None
 ) -> tuple[list[Bytes], int]:
-    """The records of a batch with these payloads, in parts; and how many there are."""
+    """Return the records of a batch with these payloads, in parts; and how many there are."""
     if isinstance(content, list):
         count, first, records = len(content), content[0], encode_values(content)
     elif isinstance(content, Arrays):

@@ -49,7 +49,7 @@ class SparseIndex:
         self._array = np.empty(0, ROW)
 
     def add(self, batch: StoredBatch) -> None:
-        """A batch that follows."""
+        """Add the batch that follows."""
         if self.size >= self._next_position():
             self._rows.append((batch.first, self.size, self.newest, self.records))
         self.size += batch.size
@@ -78,8 +78,8 @@ class SparseIndex:
         return self._array
 
     def row_before(self, column: str, value: int, side: str = "right") -> tuple[int, int, int, int]:
-        """The last row whose column is at most `value` (`left`: below it), or the first there is;
-        where the segment begins when there is none.
+        """Return the last row whose column is at most `value` (`left`: below it), or the first
+        there is; where the segment begins when there is none.
         """
         rows = self.rows
         if not len(rows):
@@ -89,7 +89,7 @@ class SparseIndex:
         return offset, position, time, records
 
     def until(self, mark: Mark) -> "SparseIndex":
-        """What it was when the segment ended there."""
+        """Return the index as it was when the segment ended there."""
         index = SparseIndex(self.base)
         index.size, index.end, index.records = mark.data_size, mark.end, mark.rows
         index.newest, index.compacted = mark.newest, self.compacted

@@ -12,7 +12,7 @@ from penstock.protocol.kafka_batch import LOG_APPEND_TIME, NewRecord, encode_hea
 
 
 def encode_read(batch: Batch, times: np.ndarray) -> bytes:
-    """What was read, as record batches; `times` are the append times, microseconds."""
+    """Encode what was read as record batches; `times` are the append times, microseconds."""
     payloads, offsets = batch.payloads(), batch.offsets
     cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(offsets)]
     parts: list[bytes] = []

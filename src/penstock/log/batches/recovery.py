@@ -94,7 +94,7 @@ def open_sealed_batches(
 
 
 def _points_at_batches(index: SparseIndex, data: File) -> bool:
-    """Whether the first row and the last have batches where they point at."""
+    """Return whether batches begin where the first and the last row point."""
     for row in index.rows[[0, -1]] if index.row_count else ():
         shape = shape_at(data.read_at(int(row["position"]), HEAD_SIZE), 0)
         if shape is None or shape[0] != int(row["offset"]):
@@ -114,18 +114,7 @@ def _rebuild(
     fresh = SparseIndex(segment.base)
     index, holes, _ = find_batches(data, data.size, fresh, limit=limit, certain=0, state=CLEAN)
     directory.damage.note_holes(segment, holes)
-    if index.size < data.size:
-        lost = following is None or index.end < following
-        directory.report(
-            "lost" if lost else "quarantined",
-            f"{segment.path(DATA).name}: {data.size - index.size} bytes from {index.size} on are "
-            "no batches of this segment",
-        )
-        directory.quarantine(segment, index.size, data.size)
-        writable = directory.fs.open(segment.path(DATA))
-        writable.truncate(index.size)
-        writable.close()
-        segment.forget_files()
+    directory.cut_sealed(segment, index.size, lost=following is None or index.end < following)
     directory.fs.replace(segment.path(INDEX), index.pack())
     return index
 
@@ -133,7 +122,7 @@ def _rebuild(
 def proven_batch_base(
     directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
 ) -> int | None:
-    """The first offset of the active segment as its checkpoint or its index tells it."""
+    """Return the first offset of the active segment as its checkpoint or its index tells it."""
     floor = sealed[-1] + 1 if sealed else 0
     index = _parsed(directory, INDEX)
     claimed = [checkpoint.base] if checkpoint is not None else []
@@ -159,7 +148,7 @@ class ActiveBatchSegment(OpeningSegment):
         return self._segment
 
     def likely_base(self) -> int:
-        """What the first batch says, if it is whole."""
+        """Return the base offset of the first batch, if it is whole."""
         batches = whole_batches(self._data, 0, self._data.size, self._floor, limit=MAX_OFFSET)
         first = next(batches, None)
         return first.head.base_offset if first is not None else self._floor
@@ -180,11 +169,7 @@ class ActiveBatchSegment(OpeningSegment):
         segment.take_index(index)
         self.report_lost([EndClaim(claimed, INDEX)])
         if torn:
-            directory.report(
-                "unfinished",
-                f"the last commit, from offset {segment.end} on, is not whole and is dropped: it "
-                "was being written when the broker ended, and not acknowledged",
-            )
+            self.report_unfinished(f"from offset {segment.end} on")
         directory.damage.write()
         self.cut()
         if not untouched:
@@ -193,7 +178,7 @@ class ActiveBatchSegment(OpeningSegment):
         return not untouched
 
     def _believed(self, certain: int) -> SparseIndex:
-        """The index, if it describes what is there; otherwise an empty one."""
+        """Return the index if it describes the data; otherwise an empty one."""
         index, segment = self._index, self._segment
         fits = (
             index is not None

@@ -120,8 +120,8 @@ class BatchSegment(Segment):
     # Finding
 
     def _heads(self, position: int, records: int) -> Iterator[_Batch]:
-        """The batches from this position on, before which so many records lie. Those behind damage
-        do not begin where the one before ends.
+        """Yield the batches from this position on, before which so many records lie. Those behind
+        damage do not begin where the one before ends.
         """
         file, expected = self.file(DATA), self.base
         buffer, start = b"", position
@@ -150,8 +150,8 @@ class BatchSegment(Segment):
             position, expected = stop, end
 
     def _find(self, offset: int) -> Iterator[_Batch]:
-        """The batch that holds `offset`, or the first after it, and those that follow it without
-        damage between them.
+        """Yield the batch that holds `offset`, or the first after it, and those that follow it
+        without damage between them.
         """
         place = self._places.get(offset)
         if place is None:
@@ -181,7 +181,7 @@ class BatchSegment(Segment):
     # Reading
 
     def read(self, offset: int, max_records: int, max_bytes: int) -> Batch:
-        """Of batches that are damaged the first is `Damaged`; one behind others ends the read."""
+        """Read records. `Damaged` if the first batch is damaged; a later one ends the read."""
         batches: list[_Batch] = []
         at = offset
         while True:
@@ -211,7 +211,7 @@ class BatchSegment(Segment):
         return batches
 
     def _decode(self, batches: Sequence[_Batch]) -> tuple[Columns, int]:
-        """The records of neighbouring batches, and the offset after the last that is whole."""
+        """Return the records of neighbouring batches, and the offset after the last whole one."""
         start, following = batches[0].position, batches[0].end
         data = self.file(DATA).read_at(start, batches[-1].stop - start)
         decoder = Decoder()
@@ -247,8 +247,8 @@ class BatchSegment(Segment):
     def _stop(
         self, first: _Batch, max_bytes: int, following: Iterator[_Batch]
     ) -> tuple[int, int, int]:
-        """Where as many batches from `first` on as `max_bytes` take end: the position, the offset
-        after them, and the records before it. Rows of the index are borders of batches.
+        """Return where as many batches from `first` on as `max_bytes` take end: the position, the
+        offset after them, and the records before it. Rows of the index are borders of batches.
         """
         limit = first.position + max_bytes
         hole = next((begin for begin, _ in self.holes if begin >= first.stop), self.data_size)

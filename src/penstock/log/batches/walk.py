@@ -36,8 +36,8 @@ class Located(NamedTuple):
 
 
 def shape_at(data: Bytes, at: int) -> tuple[int, int, int] | None:
-    """The base offset, the end offset and the size of the batch whose header is at this position;
-    None when there can be none.
+    """Return the base offset, the end offset and the size of the batch whose header is at this
+    position; None when there can be none.
     """
     if len(data) - at < HEAD_SIZE:
         return None
@@ -86,8 +86,8 @@ def _follows(shape: tuple[int, int, int], offset: int, limit: int | None) -> boo
 def next_whole(
     file: Readable, start: int, size: int, offset: int, limit: int | None
 ) -> Located | None:
-    """The first intact batch behind damage that begins at `start`: where the damaged header says
-    that it ends, or at last wherever the bytes show one. Its offset is above those before.
+    """Return the first intact batch behind damage that begins at `start`: where the damaged header
+    says that it ends, or at last wherever the bytes show one. Its offset is above those before.
     """
     shape = shape_at(file.read_at(start, min(HEAD_SIZE, size - start)), 0)
     highest = limit if limit is not None else offset + (size - start)
@@ -103,7 +103,7 @@ def next_whole(
 
 
 def _candidates(buffer: bytes, low: int, high: int) -> list[int]:
-    """Where in `buffer` a batch with a base offset in [low, high) may begin."""
+    """Return where in `buffer` a batch with a base offset in [low, high) may begin."""
     marks = np.frombuffer(buffer, np.uint8)[16:] == MAGIC
     positions = np.flatnonzero(marks)
     positions = positions[positions <= len(buffer) - HEAD_SIZE]

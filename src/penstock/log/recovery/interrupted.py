@@ -56,8 +56,9 @@ def _finish_switch(form: SegmentFormat, directory: TopicDirectory) -> None:
 
 
 def _switch_began(form: SegmentFormat, directory: TopicDirectory) -> bool:
-    """Whether the old data has its sealed name; or, when all of it is replaced, the new first file
-    has its name and the new data, which is created after it and removed before it, has not.
+    """Return whether the old data has its sealed name; or, when all of it is replaced, the new
+    first file has its name and the new data, which is created after it and removed before it, has
+    not.
     """
     names = directory.names
     if DATA not in names:

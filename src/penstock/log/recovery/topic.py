@@ -59,7 +59,7 @@ class RecoveredTopic(NamedTuple):
 
 
 def create_files(form: SegmentFormat, fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
-    """An empty topic. Its incarnation makes it another one than any that had this name before."""
+    """Create an empty topic. Its incarnation distinguishes it from earlier topics of this name."""
     fs.make_dir(directory)
     incarnation = uuid7()
     for kind in form.kinds:

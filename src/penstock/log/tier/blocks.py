@@ -17,7 +17,7 @@ class Blocks(Protocol):
     def put(self, key: Key, data: bytes) -> None: ...
 
     def get(self, key: Key, start: int, stop: int) -> bytes | None:
-        """A part of a block; None when it is not there (any more)."""
+        """Return a part of a block; None when it is not there (any more)."""
 
     def remove(self, key: Key) -> None: ...
 

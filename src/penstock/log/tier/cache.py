@@ -157,7 +157,7 @@ class BlockCache:
             self._blocks.remove(other)
 
     def _read_ahead(self, stored: StoredObject, numbers: range) -> None:
-        """A read that begins where one ended, or within its last block, is one in order."""
+        """Read ahead for a read that begins where one ended, or within its last block."""
         following = numbers[-1] + 1
         with self._lock:
             before = self._streams.pop((stored.name, numbers[0]), None)

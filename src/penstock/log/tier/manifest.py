@@ -145,7 +145,7 @@ class StoredObject(msgspec.Struct, frozen=True):
 
 
 def block_checksums(parts: Iterator[bytes]) -> TieredFile:
-    """Of a file that comes in parts of BLOCK_BYTES."""
+    """Return the checksums of a file that comes in parts of BLOCK_BYTES."""
     size, sums = 0, []
     for part in parts:
         size += len(part)

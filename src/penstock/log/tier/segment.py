@@ -84,7 +84,7 @@ def put_in_tier(
 
 
 def not_local(tier: TierManifest, segments: Sequence[Segment]) -> list[StoredSegment]:
-    """The segments that count and are in the tier only."""
+    """Return the segments that are in the tier only."""
     here = [segment for segment in segments if segment.local and segment.rows]
     return [
         one

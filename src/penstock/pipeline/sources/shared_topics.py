@@ -33,7 +33,7 @@ LOG = f"""
          (SELECT (sum(b.size) / greatest(1, sum(b.records)))::float8
             FROM (SELECT size, records FROM shared_batches WHERE log_id = l.id
                    ORDER BY last_offset DESC LIMIT {SAMPLE_ROWS}) b)
-    FROM shared_logs l WHERE l.topic = $1 AND l.partition = $2"""
+    FROM shared_logs l WHERE l.topic = $1 AND l.partition = $2 AND NOT l.moving"""
 FIRST_FROM = """
   SELECT base_offset FROM shared_batches WHERE log_id = $1 AND last_offset >= $2
    ORDER BY last_offset LIMIT 1"""
@@ -68,7 +68,8 @@ class SharedTopicReader:
         return {**self.__dict__, "_store": None}
 
     def names(self) -> list[str]:
-        return [name for (name,) in self._postgres.rows("SELECT DISTINCT topic FROM shared_logs")]
+        names = "SELECT DISTINCT topic FROM shared_logs WHERE NOT moving"
+        return [name for (name,) in self._postgres.rows(names)]
 
     def find(self, label: str) -> SharedLogState | None:
         """Return the state of a partition; None if the shared topic does not exist."""

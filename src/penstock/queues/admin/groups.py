@@ -42,9 +42,17 @@ class QueueGroups:
         self._waiting = context.waiting
         self._figures, self._consumers = figures, consumers
 
-    async def listing(self, group: str | None = None, queue: str | None = None) -> list[Group]:
-        """One entry per queue and group, by name."""
-        rows = await self._database.browse(LISTING, group, queue)
+    async def listing(
+        self,
+        group: str | None = None,
+        queue: str | None = None,
+        limit: int | None = None,
+        after: tuple[str, str] = ("", ""),
+    ) -> list[Group]:
+        """Return one entry per queue and group, by name, after a queue and group; without a limit
+        all of them.
+        """
+        rows = await self._database.browse(LISTING, group, queue, limit, *after)
         if not rows:
             return []
         queues = await self._figures.queues(sorted({row["queue_id"] for row in rows}))

@@ -159,7 +159,7 @@ def _arguments(turns: list[Turn], again: bool, wait: bool) -> AppendCall:
     if all(batch.producer is None for _, batch in batches):
         return call
     producers = [batch.producer for _, batch in batches]
-    numbers = [_numbers(one) if one is not None else (None, None, None) for one in producers]
+    numbers = [numbers_of(one) if one is not None else (None, None, None) for one in producers]
     return call._replace(
         producers=[one.key if one is not None else None for one in producers],
         epochs=[epoch for epoch, _, _ in numbers],
@@ -169,7 +169,7 @@ def _arguments(turns: list[Turn], again: bool, wait: bool) -> AppendCall:
     )
 
 
-def _numbers(producer: AnyProducer) -> tuple[int, int, int]:
+def numbers_of(producer: AnyProducer) -> tuple[int, int, int]:
     """Epoch, sequence and following sequence as the database has them."""
     if isinstance(producer, KafkaProducer):
         following = (producer.sequence + producer.records) % KAFKA_SEQUENCES
@@ -275,7 +275,7 @@ class SharedAppends(AppendQueue):
         self._instruments.failures.add(1, type(error).__name__)
         for batch in turn.batches:
             if batch.producer is not None:
-                _, sequence, _ = _numbers(batch.producer)
+                _, sequence, _ = numbers_of(batch.producer)
                 if batch.producer.sequence < 1 << 63:
                     self._failed.setdefault(batch.producer.key, sequence)
         while len(self._failed) > MAX_FAILED:

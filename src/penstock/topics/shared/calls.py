@@ -62,7 +62,8 @@ _FIRST = """coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id 
 LOGS = f"""
   SELECT l.id, l.topic, l.partition, l.incarnation, l.policy, l.limits, l.next_offset, l.timeline,
          {_FIRST} AS first_offset
-    FROM shared_logs l WHERE $1::text IS NULL OR l.topic = $1 ORDER BY l.topic, l.partition"""
+    FROM shared_logs l WHERE ($1::text IS NULL OR l.topic = $1) AND NOT l.moving
+   ORDER BY l.topic, l.partition"""
 # One snapshot of the bounds and of the batches from an offset on, as many as `bytes` take and one.
 READ = f"""
   SELECT l.next_offset, l.timeline AS log_timeline, {_FIRST} AS first_offset,
@@ -78,10 +79,11 @@ CREATE = """
   SELECT $1, n, coalesce((SELECT l.incarnation FROM shared_logs l WHERE l.topic = $1 LIMIT 1), $3),
          shared_timeline(), clock_timestamp()
     FROM generate_series(0, $2 - 1) n
+   WHERE NOT EXISTS (SELECT 1 FROM shared_logs l WHERE l.topic = $1 AND l.moving)
       ON CONFLICT (topic, partition) DO NOTHING"""
 # What is left of it goes in steps (`mover`): an append never waits for that.
 DELETE = """
-  WITH gone AS (DELETE FROM shared_logs WHERE topic = $1 RETURNING id),
+  WITH gone AS (DELETE FROM shared_logs WHERE topic = $1 AND NOT moving RETURNING id),
        offsets AS (DELETE FROM shared_offsets o USING gone g WHERE o.log_id = g.id),
        leases AS (DELETE FROM shared_leases o USING gone g WHERE o.log_id = g.id),
        noted AS (INSERT INTO shared_removals (log_id, due_at)

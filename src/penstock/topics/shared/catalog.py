@@ -190,8 +190,9 @@ class SharedTopics:
         if existing is not None:
             return existing
         await self.calls.create(topic, partitions, uuid7())
-        self._take(await self.calls.logs(topic))
-        self._tell_of_change()
+        await self.announce_topic(topic)
+        if topic not in self._logs:
+            raise Unavailable(f"topic {topic!r} is being moved here by another broker")
         return self._logs[topic]
 
     async def add_partitions(self, topic: str, count: int) -> None:
@@ -200,6 +201,10 @@ class SharedTopics:
                 f"topic {topic!r} has {self.partitions(topic)} partitions, which are not removed"
             )
         await self.calls.create(topic, count, uuid7())
+        await self.announce_topic(topic)
+
+    async def announce_topic(self, topic: str) -> None:
+        """Serve a topic that was moved here, and let the other brokers look for it."""
         self._take(await self.calls.logs(topic))
         self._tell_of_change()
 
@@ -215,8 +220,7 @@ class SharedTopics:
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
         packed = None if limits is None else msgspec.json.encode(limits).decode()
         await self.calls.configure(topic, policy, packed)
-        self._take(await self.calls.logs(topic))
-        self._tell_of_change()
+        await self.announce_topic(topic)
 
     def on_delete(self, callback: Callable[[SharedLog], None]) -> None:
         """Call it with each log that is deleted, here or elsewhere."""

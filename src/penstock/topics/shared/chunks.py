@@ -20,12 +20,17 @@ class Chunk(NamedTuple):
     data: bytes
 
     def heads(self) -> Iterator[tuple[int, BatchHead]]:
-        """The position and the head of each of its batches."""
-        at = 0
-        while at + HEAD_SIZE <= len(self.data):
-            head = BatchHead.parse(self.data, at)
-            yield at, head
-            at += head.size
+        """Return the position and the head of each of its batches."""
+        return batches_in(self.data)
+
+
+def batches_in(data: bytes) -> Iterator[tuple[int, BatchHead]]:
+    """Yield the position and the head of each batch."""
+    at = 0
+    while at + HEAD_SIZE <= len(data):
+        head = BatchHead.parse(data, at)
+        yield at, head
+        at += head.size
 
 
 class ChunkCache:

@@ -13,12 +13,17 @@ nothing.
 So an object whose writer was killed goes by itself. An object is deleted `topics.tier_grace` after
 the last row that refers to it: longer than any read takes. Small objects are merged with what
 follows them. No step takes a lock that an append needs.
+
+What was moved of a topic with the policy `compact` is compacted by key (`log.batches.by_key`): its
+objects are replaced by others, in the same way, when half of their bytes were not compacted before.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import asyncpg
@@ -27,11 +32,13 @@ from penstock.config.schema import TopicsSettings
 from penstock.database import Database
 from penstock.errors import Damaged, NotFound, StorageError, Unavailable
 from penstock.io.tasks import cancelled, supervised
+from penstock.log.batches.by_key import LatestOffsets
 from penstock.log.layout import COMPACT
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
 from penstock.protocol.kafka_batch import assigned, checked
+from penstock.topics.shared.chunks import batches_in
 from penstock.topics.shared.log import SharedLog
 
 log = logging.getLogger("penstock.topics.shared")
@@ -44,6 +51,8 @@ ORPHAN_SECONDS = 3600.0  # an object that no row refers to by then was left behi
 COMMIT_SECONDS = 900.0  # that the answer of a call is remembered: repeats come within seconds
 MAX_ROWS = 2000  # of one object
 PREFIX = "shared"
+COMPACTED = ".compact"  # how the names of compacted objects end
+MIN_DIRTY_SHARE = 0.5  # of the moved bytes, from which on a pass of compaction runs
 
 HOLD = """
   UPDATE shared_mover SET holder = $1, until = clock_timestamp() + make_interval(secs => $2)
@@ -60,6 +69,9 @@ BEFORE = """
      AND object = (SELECT o.object FROM shared_batches o WHERE o.log_id = $1 AND o.last_offset < $2
                     ORDER BY o.last_offset DESC LIMIT 1)
    ORDER BY last_offset"""
+MOVED = """
+  SELECT base_offset, last_offset, records, newest, timeline, object, position, size
+    FROM shared_batches WHERE log_id = $1 AND object IS NOT NULL ORDER BY last_offset"""
 REPLACE = "SELECT shared_replace($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 NOTE = """INSERT INTO shared_removals (object, due_at)
           VALUES ($1, clock_timestamp() + make_interval(secs => $2))"""
@@ -155,6 +167,8 @@ class Mover:
                 await self._retain(shared)
                 if self._store is not None and self._ends.get(shared.log_id) != shared.next_offset:
                     lag = max(lag, await self._move_old(shared))
+                    if shared.policy == COMPACT:
+                        await self._compact(shared)
             except (Damaged, NotFound) as error:
                 log.error("topic %s cannot be moved: %s", shared.name, error)
             if not await self._hold():
@@ -207,17 +221,23 @@ class Mover:
 
     async def _move(self, shared: SharedLog, rows: Sequence[Any]) -> bool:
         """Write an object of these batches and let it replace them; whether that was possible."""
+        parts = [await self._batches(row) for row in rows]
+        return await self._replace(shared, rows, parts)
+
+    async def _batches(self, row: Any) -> bytes:
+        """Return the batches that a row stands for."""
         assert self._store is not None
-        parts: list[bytes] = []
-        for row in rows:
-            base, end = row["base_offset"], row["last_offset"] + 1
-            if row["object"] is None:
-                data = assigned(row["data"], base, row["timeline"])
-            else:
-                place = (row["object"], row["position"], row["size"])
-                data = await self._run(self._store.read_range, *place)
-            parts.append(checked(data, base, end))
-        name = f"{PREFIX}/{shared.incarnation}/{shared.partition}/{uuid7().hex}"
+        base, end = row["base_offset"], row["last_offset"] + 1
+        if row["object"] is None:
+            return checked(assigned(row["data"], base, row["timeline"]), base, end)
+        place = (row["object"], row["position"], row["size"])
+        return checked(await self._run(self._store.read_range, *place), base, end)
+
+    async def _replace(
+        self, shared: SharedLog, rows: Sequence[Any], parts: Sequence[bytes], suffix: str = ""
+    ) -> bool:
+        """Write an object of these parts, one per row, and let it take the place of the rows."""
+        name = f"{PREFIX}/{shared.incarnation}/{shared.partition}/{uuid7().hex}{suffix}"
         await self._database.fetch(NOTE, name, ORPHAN_SECONDS)
         await self._run(self._write, name, parts)
         ranges = _ranges(rows, parts)
@@ -241,6 +261,31 @@ class Mover:
         assert self._store is not None
         self._store.write(name, parts)
         self._store.sync([name])
+
+    # Compaction
+
+    async def _compact(self, shared: SharedLog) -> None:
+        """Compact what was moved, if it is worth it."""
+        rows = await self._database.browse(MOVED, shared.log_id)
+        dirty = sum(one["size"] for one in rows if not one["object"].endswith(COMPACTED))
+        if not dirty or dirty < MIN_DIRTY_SHARE * sum(one["size"] for one in rows):
+            return
+        latest = LatestOffsets(time.time())
+        for row in rows:
+            await self._run(_note_keys, latest, await self._batches(row))
+            if not await self._hold():
+                return
+        for group in _objects(rows):
+            last = group[-1]["last_offset"]
+            parts = [
+                await self._run(_without_replaced, latest, await self._batches(row), last)
+                for row in group
+            ]
+            records = [sum(head.records for _, head in batches_in(part)) for part in parts]
+            counted = [{**row, "records": count} for row, count in zip(group, records, strict=True)]
+            replaced = await self._replace(shared, counted, parts, COMPACTED)
+            if not replaced or not await self._hold():
+                return
 
     # Retention
 
@@ -298,6 +343,32 @@ class Mover:
                 WHERE seen_at < clock_timestamp() - make_interval(secs => $1)""",
             self._settings.producer_expiry,
         )
+
+
+def _objects(rows: Sequence[Any]) -> Iterator[list[Any]]:
+    """Split rows into groups that fit an object. The rows of one object stay together, so that
+    nothing refers to it afterwards.
+    """
+    group: list[Any] = []
+    for _, together in groupby(rows, key=itemgetter("object")):
+        taken = list(together)
+        if group and sum(one["size"] for one in (*group, *taken)) > OBJECT_BYTES:
+            yield group
+            group = []
+        group += taken
+    if group:
+        yield group
+
+
+def _note_keys(latest: LatestOffsets, data: bytes) -> None:
+    for at, head in batches_in(data):
+        latest.add(head, data[at : at + head.size])
+
+
+def _without_replaced(latest: LatestOffsets, data: bytes, last: int) -> bytes:
+    return b"".join(
+        latest.compact(head, data[at : at + head.size], last)[0] for at, head in batches_in(data)
+    )
 
 
 def _ranges(rows: Sequence[Any], parts: Sequence[bytes]) -> list[tuple[int, ...]]:

@@ -50,6 +50,8 @@ PARAMETERS = {
     "minLagSeconds": "Only partitions with at least this lag, in seconds.",
     "name": "The name.",
     "signal": "traces, metrics or logs.",
+    "afterQueue": "With `afterGroup`: the queue that ended the page before.",
+    "afterGroup": "With `afterQueue`: the group that ended the page before.",
     "namespace": "Only queues in this namespace.",
     "ns": "Only queues in this namespace.",
     "offset": "Number of entries to skip.",

@@ -71,17 +71,24 @@ class KafkaHead(NamedTuple):
 
 
 def read_request(head: KafkaHead, frame: memoryview) -> tuple[str, Any]:
-    """The client's id, and the request with its fields as attributes."""
-    schema: Any = load_request_schema(head.key, head.version)
+    """Return the client's id, and the request with its fields as attributes."""
+    has_tags, read = _request_reader(head.key, head.version)
     try:
         client, at = _read_short_text(frame, HEAD.size)  # never compact
-        if schema.__header_schema__.__flexible__:
+        if has_tags:
             at = _skip_tags(frame, at)
         # What follows is ignored, as by Kafka: librdkafka asks for all topics with a byte more.
-        body, _ = _reader(schema)(frame, at)
+        body, _ = read(frame, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise Malformed(f"a request cannot be read: {error}") from None
     return client or "", body
+
+
+@cache
+def _request_reader(key: int, version: int) -> tuple[bool, Reader]:
+    """Return whether the header has tags, and the reader of the body."""
+    schema: Any = load_request_schema(key, version)
+    return schema.__header_schema__.__flexible__, _reader(schema)
 
 
 @cache
@@ -230,12 +237,12 @@ def _text(content: Bytes | None) -> str | None:
 
 
 def encode_answer(head: KafkaHead, values: Values) -> list[Bytes]:
-    """The answer to a request, as a frame."""
-    schema: Any = load_response_schema(head.key, head.version)
+    """Encode the answer to a request as a frame."""
+    has_tags, write = _answer_writer(head.key, head.version)
     parts: list[Bytes] = [LENGTH.pack(head.correlation)]
-    if schema.__flexible__ and head.key != API_VERSIONS:
+    if has_tags:
         parts.append(b"\0")
-    _writer(schema)(parts, values)
+    write(parts, values)
     return _pieces(parts)
 
 
@@ -252,6 +259,13 @@ def _pieces(parts: list[Bytes]) -> list[Bytes]:
     if small:
         pieces.append(b"".join(small))
     return pieces
+
+
+@cache
+def _answer_writer(key: int, version: int) -> tuple[bool, Writer]:
+    """Return whether the header has tags, and the writer of the body."""
+    schema: Any = load_response_schema(key, version)
+    return schema.__flexible__ and key != API_VERSIONS, _writer(schema)
 
 
 @cache
@@ -284,7 +298,7 @@ def _writer(schema: type[Any]) -> Writer:
 
 
 def _kind(field: "dataclasses.Field[Any]") -> tuple[Any, bool, bool]:
-    """The type of a field's items, whether it is an array, and whether it may be null."""
+    """Return the type of a field's items, whether it is an array, and whether it may be null."""
     kind: Any = field.type
     optional = array = False
     if isinstance(kind, types.UnionType):

@@ -18,7 +18,7 @@ from penstock.topics.store import LOCAL, PLACEMENTS, SHARED, AnyLog, TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, code_of, text_of
+from penstock.wire.kafka.errors import Code, Refused, failed
 from penstock.wire.kafka.node import Node
 
 POLICY = "cleanup.policy"
@@ -35,12 +35,13 @@ STRING, INT, LONG = 2, 3, 5  # types of values
 SET, DELETE_OPERATION = 0, 1
 
 
-class InvalidConfig(InvalidRequest):
-    code = Code.INVALID_CONFIG
+class InvalidConfig(Refused):
+    def __init__(self, text: str) -> None:
+        super().__init__(Code.INVALID_CONFIG, text)
 
 
 def broker_configs(settings: Settings) -> dict[str, tuple[str, int]]:
-    """What all topics have, with the type of each value."""
+    """Return the settings that all topics share, with the type of each value."""
     return {
         "compression.type": ("producer", STRING),
         "max.message.bytes": (str(settings.max_record), INT),
@@ -53,7 +54,7 @@ def broker_configs(settings: Settings) -> dict[str, tuple[str, int]]:
 
 
 def own_configs(topic: AnyLog) -> dict[str, str]:
-    """What a topic has for itself."""
+    """Return the settings of one topic."""
     limits, own = topic.limits, {POLICY: topic.policy or DELETE}
     own[PLACEMENT] = SHARED if isinstance(topic, SharedLog) else LOCAL
     if limits.retention_age is not None:
@@ -84,7 +85,7 @@ def check_configs(settings: Settings, configs: Mapping[str, str | None]) -> None
 
 
 def _parse_limit(settings: Settings, name: str, value: str | None) -> float | int | None:
-    """A field of `Limits`; None: the broker's setting counts."""
+    """Return a field of `Limits`; None: the broker's setting applies."""
     if value is None:
         return None
     try:
@@ -133,7 +134,7 @@ class ConfigRequests:
                 keys = asked.configuration_keys
                 answer["configs"] = [one for one in every if not keys or one["name"] in keys]
             except Exception as error:  # noqa: BLE001 - answered for this resource
-                answer |= _failed(error)
+                answer |= failed(error)
             results.append(answer)
         return {"results": results}
 
@@ -196,15 +197,10 @@ class ConfigRequests:
                     await set_configs(self._topics, topic.topic, changes)
                     await self._access.note(connection, "topic.configure", topic.topic)
             except Exception as error:  # noqa: BLE001 - answered for this resource
-                answer |= _failed(error)
+                answer |= failed(error)
             responses.append(answer)
         return {"responses": responses}
 
 
 def _named(asked: Any) -> dict[str, Any]:
     return {"resource_type": asked.resource_type, "resource_name": asked.resource_name}
-
-
-def _failed(error: BaseException) -> dict[str, Any]:
-    code = error.code if isinstance(error, InvalidConfig) else code_of(error)
-    return {"error_code": code, "error_message": text_of(error)}

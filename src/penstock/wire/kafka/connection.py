@@ -16,7 +16,7 @@ from penstock.wire.kafka.codec import LENGTH, KafkaHead, Values, encode_answer
 
 log = logging.getLogger("penstock.kafka")
 
-WAITING = ("fetch", "join_group", "sync_group")  # for records or for other members
+WAITING = (1, 11, 14)  # Fetch, JoinGroup, SyncGroup: they wait for records or other members
 
 
 class KafkaRequest(NamedTuple):
@@ -32,10 +32,8 @@ class KafkaRequestRunner(Protocol):
     max_frame: int
 
     def run(
-        self, connection: "KafkaConnection", frame: memoryview
+        self, connection: "KafkaConnection", head: KafkaHead, frame: memoryview
     ) -> "Values | Awaitable[Values] | None": ...
-
-    def name_of(self, head: KafkaHead) -> str: ...
 
 
 class KafkaConnection(FramedConnection):
@@ -86,20 +84,19 @@ class KafkaConnection(FramedConnection):
     def _run(self, frame: memoryview) -> None:
         try:
             head = KafkaHead.parse(frame)
-            answer = self._requests.run(self, frame)
+            answer = self._requests.run(self, head, frame)
         except PenstockError as error:
             self.end(error)
             return
         if answer is None:  # a produce, which has its place in the order by itself
             return
         if isinstance(answer, Awaitable):
-            waits = self._requests.name_of(head) in WAITING
-            self.deliver(self._encoded(head, answer), waits=waits)
+            self.deliver(self._encoded(head, answer), waits=head.key in WAITING)
         else:
             self.reply(head, answer)
 
     def reply(self, head: KafkaHead, answer: Values) -> None:
-        """The next answer."""
+        """Add the next answer."""
         self.answer(*encode_answer(head, answer))
 
     async def _encoded(self, head: KafkaHead, answer: Awaitable[Values]) -> Pieces:

@@ -2,6 +2,7 @@
 
 import logging
 from enum import IntEnum
+from typing import Any
 
 from penstock import errors
 from penstock.log.format import InvalidRecord
@@ -20,7 +21,7 @@ class Code(IntEnum):
     LEADER_NOT_AVAILABLE = 5
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
-    COORDINATOR_NOT_AVAILABLE = 15
+    OFFSET_METADATA_TOO_LARGE = 12
     NOT_COORDINATOR = 16
     INVALID_TOPIC = 17
     ILLEGAL_GENERATION = 22
@@ -50,8 +51,15 @@ class Code(IntEnum):
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
-    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
+
+
+class Refused(errors.InvalidRequest):
+    """A request is refused with a code that none of our errors has."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 # By class, then its bases. Codes that clients retry stand for what may pass.
@@ -73,6 +81,8 @@ _CODES: dict[type[BaseException], Code] = {
 
 
 def code_of(error: BaseException) -> Code:
+    if isinstance(error, Refused):
+        return error.code
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind]
@@ -82,5 +92,10 @@ def code_of(error: BaseException) -> Code:
 
 
 def text_of(error: BaseException) -> str:
-    """What may be said to a client."""
+    """Return the text that a client may see."""
     return str(error) if is_expected(error) else "internal error; the server's log has the details"
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """Return the fields of an answer with this error."""
+    return {"error_code": code_of(error), "error_message": text_of(error)}

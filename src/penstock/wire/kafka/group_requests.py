@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.errors import Forbidden, NotFound, PenstockError, Unavailable
+from penstock.errors import Forbidden, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.protocol.names import check_name, partition_label, split_label
 from penstock.protocol.roles import Role
 from penstock.topics.assigned_groups import Joining, MemberRefused, Membership, Refusal
@@ -16,12 +16,11 @@ from penstock.topics.store import TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, code_of
+from penstock.wire.kafka.errors import Code, Refused, code_of
 from penstock.wire.kafka.node import Node
 
 GROUP_KEY = 0  # the kind of coordinator that is looked for; 1 is that of transactions
 MAX_NOTE = 4096  # bytes of the metadata of a commit, as in Kafka
-OFFSET_METADATA_TOO_LARGE = 12
 
 
 def group_code(error: BaseException) -> int:
@@ -42,7 +41,7 @@ class GroupRequests:
         self._node = node
 
     async def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        """It is the broker that a row in the database names, while that broker lives."""
+        """Name the broker in the group's row of the database, while that broker lives."""
         if getattr(request.body, "key_type", GROUP_KEY) != GROUP_KEY:
             text = "transactions are not supported"
             return {"error_code": Code.INVALID_REQUEST, "error_message": text, "node_id": -1}
@@ -50,8 +49,8 @@ class GroupRequests:
         return self._node.describe_one(connection, coordinator)
 
     async def _coordinator(self, group: str) -> tuple[int, int | None]:
-        """The node that coordinates a group, and its epoch. A group that has committed on topics of
-        this broker belongs here, and so does every group while nothing else can be known.
+        """Return the node that coordinates a group, and its epoch. A group that has committed on
+        topics of this broker belongs here, and so does every group while nothing else can be known.
         """
         nodes, shared = self._node.nodes, self._groups.shared
         if nodes is None or shared is None or not self._topics.has_shared:
@@ -64,7 +63,9 @@ class GroupRequests:
             return own, None
 
     async def _check_coordinator(self, group: str) -> int | None:
-        """The epoch with which this broker coordinates the group, which is refused otherwise."""
+        """Return the epoch with which this broker coordinates the group; refuse if another one
+        does.
+        """
         coordinator, epoch = await self._coordinator(group)
         if coordinator != self._node.id:
             self._groups.assigned.drop(group)
@@ -150,7 +151,10 @@ class GroupRequests:
 
     def _check(self, connection: KafkaConnection, group: str) -> None:
         self._access.require(connection, Role.READ_WRITE)
-        check_name(group, "group")
+        try:
+            check_name(group, "group")
+        except InvalidRequest as error:
+            raise Refused(Code.INVALID_GROUP_ID, str(error)) from None
 
     # Committed offsets
 
@@ -207,7 +211,7 @@ class GroupRequests:
         """Set an offset of a local topic; that of a shared one is added to `shared`."""
         note = one.committed_metadata or ""
         if len(note.encode()) > MAX_NOTE:
-            return OFFSET_METADATA_TOO_LARGE
+            return Code.OFFSET_METADATA_TOO_LARGE
         try:
             log = self._topics.partition(topic, one.partition_index)
             if isinstance(log, SharedLog):

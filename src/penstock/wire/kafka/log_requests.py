@@ -133,8 +133,9 @@ class LogRequests:
         topic.appends.schedule()
 
     def init_producer_id(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        """A number that no other producer has. A producer that lost track of its sequences gets the
-        next epoch."""
+        """Return a number that no other producer has. A producer that lost track of its sequences
+        gets the next epoch.
+        """
         body = request.body
         try:
             self._access.require(connection, Role.READ_WRITE)
@@ -180,8 +181,8 @@ class LogRequests:
     async def offset_for_leader_epoch(
         self, connection: KafkaConnection, request: KafkaRequest
     ) -> Values:
-        """A local topic had never another leader: all that was written is there. A shared one has a
-        new epoch after a failover of the database, and ends before that where the new one began.
+        """Return where the records of an epoch end. A local topic has one leader for ever. A shared
+        one gets a new epoch after a failover of the database, and the one before ends there.
         """
 
         async def of_partition(name: str, asked: Any) -> dict[str, Any]:
@@ -217,14 +218,14 @@ class LogRequests:
 
 
 def leader_epoch(topics: TopicStore, topic: AnyLog) -> int:
-    """Of a shared topic: the timeline of the database."""
+    """Return the timeline of the database for a shared topic, a constant for a local one."""
     if topics.shared is not None and isinstance(topic, SharedLog):
         return topics.shared.timeline
     return LEADER_EPOCH
 
 
 async def _find(topic: AnyLog, timestamp: int) -> tuple[int, int]:
-    """The first offset at or after this time, and its time; both milliseconds."""
+    """Return the first offset at or after this time, and its time; times in milliseconds."""
     if isinstance(topic, SharedLog):
         await topic.refresh_if_possible()
     if timestamp == LATEST:
@@ -281,19 +282,15 @@ class Fetch:
                     topic = self._topics.partition(asked_topic.topic, asked.partition)
                     self._sources[topic.name] = topic
                     most = min(asked.partition_max_bytes, left, MAX_READ)
-                    # Read before the end is: an answer never has records beyond its end.
-                    if most > 0 or not size:
-                        answer["records"] = topic.batches(asked.fetch_offset, max(1, most)).data
-                    answer |= {
-                        "high_watermark": topic.next_offset,
-                        "last_stable_offset": topic.next_offset,
-                        "log_start_offset": topic.first_offset,
-                    }
-                except NotLoaded:
-                    # One partition at a time is loaded: all together may not fit into the cache.
-                    # What is left out here is among the first in one of the client's next requests.
-                    if not size:
-                        raise
+                    # The end is taken after the read: an answer has no records beyond its end.
+                    try:
+                        if most > 0 or not size:
+                            answer["records"] = topic.batches(asked.fetch_offset, max(1, most)).data
+                    except NotLoaded:
+                        # Load one partition at a time: all may not fit into the cache. A later
+                        # request of the client has this one among its first.
+                        if not size:
+                            raise
                     answer |= {
                         "high_watermark": topic.next_offset,
                         "last_stable_offset": topic.next_offset,

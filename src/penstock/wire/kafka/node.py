@@ -23,26 +23,21 @@ class Node:
         return self.nodes.own if self.nodes is not None else BEFORE_FIRST
 
     def reachable_at(self, host: str, port: int) -> tuple[str, int]:
-        """Where other brokers send clients to, when this one listens there."""
+        """Return the address to which other brokers send clients, when this one listens there."""
         if self._advertised is not None:
             return self._advertised
         return (socket.gethostname() if host in ("", "0.0.0.0", "::") else host), port
 
-    def address(self, connection: KafkaConnection) -> tuple[str, int]:
-        """Where the client is to connect to: what is configured, or where it has connected."""
-        return self._advertised or connection.local_address
-
-    def describe(self, connection: KafkaConnection) -> dict[str, Any]:
-        """This broker, as the answers about the cluster have it."""
-        return _described(self.id, *self.address(connection))
-
     def describe_all(self, connection: KafkaConnection) -> list[dict[str, Any]]:
-        """All brokers that live."""
+        """Describe all brokers that live, this one first: at the configured address, or at the one
+        that the client used.
+        """
         others = self.nodes.others if self.nodes is not None else []
-        return [self.describe(connection), *(_described(*node) for node in others)]
+        address = self._advertised or connection.local_address
+        return [_described(*node) for node in ((self.id, *address), *others)]
 
     def describe_one(self, connection: KafkaConnection, node_id: int) -> dict[str, Any]:
-        """The broker with this number, or this one if it is not known (any more)."""
+        """Describe the broker with this number, or this one if that is not known."""
         every = self.describe_all(connection)
         return next((one for one in every if one["node_id"] == node_id), every[0])
 

@@ -64,11 +64,7 @@ class KafkaRequests:
             "reason",
         ).add
 
-    def name_of(self, head: KafkaHead) -> str:
-        return APIS[head.key].name
-
-    def run(self, connection: KafkaConnection, frame: memoryview) -> Answer:
-        head = KafkaHead.parse(frame)
+    def run(self, connection: KafkaConnection, head: KafkaHead, frame: memoryview) -> Answer:
         api = APIS.get(head.key)
         if api is None or not max(api.low, api.lowest_read) <= head.version <= api.high:
             if head.key == API_VERSIONS:
@@ -91,7 +87,7 @@ class KafkaRequests:
         return self._handlers[head.key](connection, KafkaRequest(head, client, body))
 
     def _tell_versions(self, connection: KafkaConnection, head: KafkaHead) -> None:
-        """A client that does not know our versions yet learns them in the oldest form."""
+        """Answer with our versions in the oldest form, which every client can read."""
         oldest = KafkaHead(API_VERSIONS, 0, head.correlation)
         connection.reply(oldest, {**_VERSIONS, "error_code": Code.UNSUPPORTED_VERSION})
 

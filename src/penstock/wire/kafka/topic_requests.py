@@ -14,32 +14,18 @@ from penstock.protocol.roles import Role
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
-from penstock.wire.kafka.configs import PLACEMENT, InvalidConfig, check_configs, set_configs
+from penstock.wire.kafka.configs import PLACEMENT, check_configs, set_configs
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, code_of, text_of
+from penstock.wire.kafka.errors import Code, Refused, code_of, failed
 from penstock.wire.kafka.log_requests import LEADER_EPOCH, leader_epoch
 from penstock.wire.kafka.node import CLUSTER_ID, Node
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-class _Refused(InvalidRequest):
-    """With a code that no error of ours stands for."""
-
-    def __init__(self, code: Code, text: str) -> None:
-        super().__init__(text)
-        self.code = code
-
-
-def _failed(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, _Refused | InvalidConfig):
-        return {"error_code": error.code, "error_message": str(error)}
-    return {"error_code": code_of(error), "error_message": text_of(error)}
-
-
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise _Refused(Code.INVALID_TOPIC, f"{name!r} is not a topic name in Kafka")
+        raise Refused(Code.INVALID_TOPIC, f"{name!r} is not a topic name in Kafka")
     return name
 
 
@@ -81,7 +67,7 @@ class TopicRequests:
             except Forbidden:
                 failures[name] = Code.UNKNOWN_TOPIC_OR_PARTITION
             except Exception as error:  # noqa: BLE001 - answered for this topic
-                failures[name] = _failed(error)["error_code"]
+                failures[name] = code_of(error)
         return self._metadata(connection, names, failures)
 
     def _metadata(
@@ -96,7 +82,7 @@ class TopicRequests:
                 if not code and not self._topics.partitions(name):
                     code = Code.UNKNOWN_TOPIC_OR_PARTITION
             except (Forbidden, InvalidRequest) as error:
-                code = _failed(error)["error_code"]
+                code = code_of(error)
             partitions = [] if code else self._partitions(name)
             described.append({"error_code": code, "name": name, "partitions": partitions})
         return {
@@ -174,13 +160,13 @@ class TopicRequests:
             if count == -1:
                 count = self._settings.partitions
             if count < 1:
-                raise _Refused(Code.INVALID_PARTITIONS, f"{count} partitions cannot be created")
+                raise Refused(Code.INVALID_PARTITIONS, f"{count} partitions cannot be created")
             if asked.replication_factor not in (-1, 1):
-                raise _Refused(Code.INVALID_REPLICATION_FACTOR, "there is one replica")
+                raise Refused(Code.INVALID_REPLICATION_FACTOR, "there is one replica")
             configs = {one.name: one.value for one in asked.configs}
             check_configs(self._topics.settings, configs)
             if self._topics.partitions(name):
-                raise _Refused(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists")
+                raise Refused(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists")
             if not request.body.validate_only:
                 await self._topics.create(
                     name,
@@ -207,14 +193,14 @@ class TopicRequests:
             self._access.require(connection, Role.READ_WRITE)
             now = self._topics.partitions(asked.name)
             if now and asked.count <= now:
-                raise _Refused(
+                raise Refused(
                     Code.INVALID_PARTITIONS, f"topic {asked.name!r} has {now} partitions already"
                 )
             if not request.body.validate_only:
                 try:
                     await self._topics.add_partitions(asked.name, asked.count)
                 except (Conflict, InvalidRequest) as error:
-                    raise _Refused(Code.INVALID_PARTITIONS, str(error)) from None
+                    raise Refused(Code.INVALID_PARTITIONS, str(error)) from None
             return {}
 
         return {"results": await _each(request.body.topics, create)}
@@ -243,13 +229,13 @@ class TopicRequests:
 async def _each(
     asked: Sequence[Any], answer: Callable[[Any], Awaitable[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """The answers for each topic of a request, by its name."""
+    """Return the answers for each topic of a request, by its name."""
     answers = []
     for one in asked:
         entry: dict[str, Any] = {"name": one if isinstance(one, str) else one.name}
         try:
             entry |= await answer(one)
         except Exception as error:  # noqa: BLE001 - answered for this topic
-            entry |= _failed(error)
+            entry |= failed(error)
         answers.append(entry)
     return answers

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from penstock.contract import operations
-from penstock.contract.queries import BUCKETS, Limit, Paged, RangeQuery
+from penstock.contract.queries import BUCKETS, GroupListQuery, Limit, Paged, RangeQuery
 from penstock.errors import InvalidRequest
 from penstock.queues.admin.dead_letters import Which
 from penstock.queues.admin.messages import MessageFilter
@@ -300,9 +300,11 @@ class QueenQueuesApi:
         }
 
     @route("GET", "/api/v1/analytics/queue-lag")
-    async def queue_lag(self, args: RangeQuery) -> Json:
-        """Lag of every consumer group."""
-        groups = await self._queues.groups.listing(None, args.queue or None)
+    async def queue_lag(self, args: GroupListQuery) -> Json:
+        """Lag of consumer groups, by queue."""
+        groups = await self._queues.groups.listing(
+            None, args.queue or None, args.limit, (args.after_queue, args.after_group)
+        )
         return {"timestamp": datetime.now(UTC), "groups": groups}
 
     @route("GET", "/api/v1/analytics/postgres-stats")

@@ -123,6 +123,14 @@ BEGIN
       dead_ones := dead_ones + given_up;
     END IF;
     c.leased := c.leased - answered;
+    -- Messages that were deleted while they were taken were never delivered: no answer will come for them.
+    IF NOT q.competing AND NOT isempty(c.leased) AND NOT EXISTS (
+         SELECT 1 FROM unnest(c.leased) r CROSS JOIN LATERAL (
+           SELECT 1 FROM messages m WHERE m.partition_id = p_partition AND m.seq >= lower(r) AND m.seq < upper(r) LIMIT 1) m) THEN
+      answered := answered + c.leased;
+      c.settled := c.settled + c.leased;
+      c.leased := '{}';
+    END IF;
     IF isempty(c.leased) THEN c.next_expiry := NULL; END IF;
     ended := queue_close_leases(c, answered, p_leases);
     c.batches := c.batches + cardinality(ended);

@@ -38,7 +38,7 @@ DEFAULT_EXTENSION = 60  # seconds
 MAX_WAIT_MS = 1 << 31
 LEASE_TIME = "Lease-Time"
 MAX_ATTEMPTS = "Max-Attempts"
-# A pop of what does not exist is empty, as the dialect wants it; why, is said in a header.
+# A pop of what does not exist is empty, as clients of Queen MQ expect; a header says why.
 NO_QUEUE = (("Empty-Reason", "no such queue"),)
 NO_PARTITION = (("Empty-Reason", "no such partition"),)
 

@@ -2,7 +2,7 @@
 
 from penstock.contract import operations
 from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
-from penstock.contract.queries import DeleteGroupQuery, GroupPage, SeekBody
+from penstock.contract.queries import DeleteGroupQuery, GroupListQuery, GroupPage, SeekBody
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
@@ -16,13 +16,15 @@ class GroupsApi:
         self._groups = queues.groups
 
     @serves(operations.LIST_GROUPS)
-    async def list_all(self) -> list[Group]:
-        return await self._groups.listing()
+    async def list_all(self, args: GroupListQuery) -> list[Group]:
+        return await self._groups.listing(
+            None, args.queue, args.limit, (args.after_queue, args.after_group)
+        )
 
     @serves(operations.DESCRIBE_GROUP)
     async def describe(self, group: str, args: GroupPage) -> dict[str, GroupPositions]:
         positions = await self._groups.describe(group, args.limit, args.offset)
-        if not positions and not await self._groups.listing(group):
+        if not positions and not await self._groups.listing(group, limit=1):
             raise NotFound(f"Consumer group not found: {group}")
         queues: dict[str, GroupPositions] = {}
         for position in positions:

@@ -201,6 +201,8 @@ class TopicsApi:
             batch = topic.read(offset, most, CONSUME_BYTES)
             return json_response(messages_of(name, batch))
 
+        if isinstance(topic, SharedLog) and query.offset >= topic.next_offset:
+            return _read_newest(topic, read)  # another broker may have appended it
         return topic.read_or_wait(read)
 
     def _find(self, name: str, partition: int) -> AnyLog | None:
@@ -237,6 +239,11 @@ class TopicsApi:
             return begun
 
         return stream_response(self._feeds, continue_there)
+
+
+async def _read_newest(log: SharedLog, read: Callable[[], Response]) -> Response:
+    await log.refresh_if_possible()
+    return await log.read_through(read)
 
 
 # Payloads, or records that have more than that.
