@@ -376,7 +376,7 @@ def delete(
     confirm(f"Delete {'the messages of ' if keep else ''}queue {queue} for good?", yes)
     if keep:
         print_json(api.delete(QUEUES, queue, "clear"))
-    elif not api.delete("/api/v1/resources/queues", queue)["existed"]:
+    elif not api.delete(QUEUES, queue)["existed"]:
         say(f"there was no queue {queue}")
 
 

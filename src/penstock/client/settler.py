@@ -38,7 +38,7 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Lease:
+class KeptLease:
     seconds: float
     due: float  # when to renew it
     open: set[Taken] = field(default_factory=set)  # its messages without an outcome
@@ -51,7 +51,7 @@ class Settler:
         self._outcomes: deque[tuple[Taken, str, str | None]] = deque()  # not yet at a broker
         self._sending = 0  # outcomes in the request that is under way
         self._stuck = False  # no broker answers
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, KeptLease] = {}
         self._closed = False
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
@@ -62,7 +62,7 @@ class Settler:
             lease = self._leases.get(taken.lease_id)
             if lease is None:
                 seconds = lease_seconds or ASSUMED_LEASE_SECONDS
-                lease = Lease(seconds, time.monotonic() + seconds / 3)
+                lease = KeptLease(seconds, time.monotonic() + seconds / 3)
                 self._leases[taken.lease_id] = lease
             lease.open.add(taken)
             self._run()

@@ -1,6 +1,10 @@
 """The broker itself."""
 
+from typing import Literal
+
 import msgspec
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class BrokerStatus(msgspec.Struct, kw_only=True):
@@ -28,3 +32,11 @@ class BrokerReady(msgspec.Struct):
 
     status: str  # starting, ready, draining, unavailable
     database: str
+
+
+class ReadyQuery(msgspec.Struct, frozen=True):
+    database: Literal["optional", "required"] = "optional"
+
+
+class Alive(msgspec.Struct):
+    status: str = "alive"

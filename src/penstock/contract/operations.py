@@ -6,6 +6,8 @@ Operations of Queen MQ's API that Penstock itself does not use are in `penstock.
 from types import NoneType
 
 from penstock.contract import deliveries, queries, topics
+from penstock.contract.analytics import Minutes, MinutesQuery
+from penstock.contract.broker import PROMETHEUS, Alive, BrokerReady, BrokerStatus, ReadyQuery
 from penstock.contract.buffers import (
     BufferStatus,
     MaintenanceAnswer,
@@ -462,6 +464,34 @@ LIST_CHANGES = Section("system", "/api/v1/audit").get(
     "Audit log: who changed what and when, newest first",
     query=queries.AuditQuery,
     role=Role.ADMIN,
+)
+GET_ANALYTICS = Section("analytics", "/api/v1/analytics").get(
+    "",
+    Minutes,
+    "Messages, bytes, latency, retries, dead letters and lag per interval, from the last rollup",
+    query=MinutesQuery,
+)
+_system = Section("system", "")
+GET_HEALTH = _system.get(
+    "/health",
+    BrokerStatus,
+    "Health of the broker: 200 while the database answers, otherwise 503",
+)
+GET_LIVENESS = _system.get(
+    "/health/live", Alive, "Liveness probe: 200 while the process serves requests"
+)
+GET_READINESS = _system.get(
+    "/health/ready",
+    BrokerReady,
+    "Readiness probe: 503 while the process starts, shuts down, or can neither store nor buffer"
+    " messages, otherwise 200",
+    query=ReadyQuery,
+)
+GET_METRICS = _system.get(
+    "/metrics",
+    NoneType,
+    "Metrics in Prometheus text format, or as JSON if the Accept header asks for it",
+    answer_type=PROMETHEUS,
 )
 
 _pipelines = Section("pipelines", "/api/v1/pipelines")

@@ -127,7 +127,7 @@ class WaitingRecords(Struct):
     records: list[WaitingRecord]
 
 
-class DeadRecord(WaitingRecord):
+class RouteDeadLetter(WaitingRecord):
     """A record that a route gave up."""
 
     reason: str
@@ -141,7 +141,7 @@ class DeadRecordPage(Struct):
     """A page of the records that a route gave up."""
 
     total: int
-    letters: list[DeadRecord]
+    letters: list[RouteDeadLetter]
     next: int | None  # the `offset` of the next page; None: these were the last
 
 

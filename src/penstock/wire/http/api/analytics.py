@@ -3,60 +3,16 @@ the Spark job `rollup` has written down.
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal
 
 import msgspec
 
-from penstock.contract.noun import Noun, TimeRange
-from penstock.contract.queries import BUCKETS, TimesQuery
+from penstock.contract import operations
+from penstock.contract.analytics import AnalyticsPoint, Latency, Minutes, MinutesQuery
+from penstock.contract.queries import BUCKETS
 from penstock.protocol.analytics import Point
 from penstock.protocol.latency import ERROR, PERCENTILES
 from penstock.queues.engine import Queues
-from penstock.wire.http.routes import route
-
-
-class MinutesQuery(TimesQuery, frozen=True):
-    queue: str | None = None
-    topic: str | None = None
-    group: str | None = None
-    interval: Literal["minute", "hour", "day"] = "minute"
-    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
-
-
-class Latency(Noun):
-    """Milliseconds from push to ack, with a relative error of at most `latencyError`."""
-
-    count: int
-    p50: float | None
-    p95: float | None
-    p99: float | None
-
-
-class AnalyticsPoint(Noun, kw_only=True):
-    """Figures of a queue, a topic or a consumer group in one interval."""
-
-    time: datetime
-    kind: Literal["queue", "group", "topic"]
-    queue: str | None
-    group: str | None
-    topic: str | None
-    pushed: int
-    bytes: int
-    acked: int
-    failed: int
-    retried: int
-    dead_letters: int
-    dropped: int
-    lag: int | None  # at the end of the interval
-    latency: Latency | None
-
-
-class Minutes(TimeRange):
-    interval: str
-    latency_error: float
-    points: list[AnalyticsPoint]
-    truncated: bool  # there is more: ask again from `next`, or for a longer interval
-    next: datetime | None
+from penstock.wire.http.routes import route, serves
 
 
 class RollupTotals(msgspec.Struct):
@@ -72,11 +28,8 @@ class AnalyticsApi:
         self._queues = queues
         self._status = queues.status
 
-    @route("GET", "/api/v1/analytics")
+    @serves(operations.GET_ANALYTICS)
     async def minutes(self, args: MinutesQuery) -> Minutes:
-        """Messages, bytes, latency, retries, dead letters and lag per interval, from the last
-        rollup.
-        """
         since, until = args.range(timedelta(hours=1))
         points = await self._queues.analytics.points(
             since,

@@ -13,9 +13,9 @@ from msgspec.structs import asdict
 from penstock.contract import operations
 from penstock.contract.queries import ForceQuery, LimitQuery, RouteDeadLettersQuery
 from penstock.contract.routes import (
-    DeadRecord,
     DeadRecordPage,
     RecordCount,
+    RouteDeadLetter,
     RouteDefinition,
     RouteInspection,
     RouteList,
@@ -107,7 +107,7 @@ class ExportApi:
         following = args.offset + len(page)
         total = named.dead_letters.count
         shown = [
-            of(DeadRecord, letter, **as_text(letter.record))
+            of(RouteDeadLetter, letter, **as_text(letter.record))
             for letter in page
             if letter is not None
         ]

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from penstock import __version__
 from penstock.broker import Broker
-from penstock.contract.broker import BrokerReady, BrokerStatus
+from penstock.contract import operations
+from penstock.contract.broker import PROMETHEUS, Alive, BrokerReady, BrokerStatus, ReadyQuery
 from penstock.contract.buffers import FileBuffer
 from penstock.errors import PenstockError
 from penstock.metrics import State
@@ -19,16 +20,11 @@ from penstock.net import HttpClient
 from penstock.queues.background.presence import OperationCounts, RequestCounts
 from penstock.wire.http.answers import plain
 from penstock.wire.http.messages import Request, Response, json_response
-from penstock.wire.http.routes import route
+from penstock.wire.http.routes import route, serves
 
 log = logging.getLogger("penstock.wire")
 
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 WORKER_STATE = "/internal/metrics"
-
-
-class ReadyQuery(msgspec.Struct, frozen=True):
-    database: Literal["optional", "required"] = "optional"
 
 
 class Welcome(msgspec.Struct):
@@ -37,10 +33,6 @@ class Welcome(msgspec.Struct):
     docs: str
     openapi: str
     health: str
-
-
-class Alive(msgspec.Struct):
-    status: str = "alive"
 
 
 class DatabasePoolFigures(msgspec.Struct, rename="camel"):
@@ -94,9 +86,8 @@ class SystemApi:
         name = self._broker.config.server_name
         return Welcome(name, __version__, "/docs", "/openapi.json", "/health")
 
-    @route("GET", "/health")
+    @serves(operations.GET_HEALTH)
     def health(self) -> BrokerStatus | Response:
-        """Health of the broker: 200 while the database answers, otherwise 503."""
         broker = self._broker
         up = broker.database.healthy
         full = broker.logs.topics.disk_full if broker.logs else None
@@ -118,16 +109,12 @@ class SystemApi:
         )
         return json_response(plain(health), 200 if up else 503)
 
-    @route("GET", "/health/live")
+    @serves(operations.GET_LIVENESS)
     def live(self) -> Alive:
-        """Liveness probe: 200 while the process serves requests."""
         return Alive()
 
-    @route("GET", "/health/ready")
+    @serves(operations.GET_READINESS)
     def ready(self, args: ReadyQuery) -> BrokerReady | Response:
-        """Readiness probe: 503 while the process starts, shuts down, or can neither store nor
-        buffer messages, otherwise 200.
-        """
         broker = self._broker
         up = broker.database.healthy
         serves = up or (args.database == "optional" and broker.buffer.accepts())
@@ -138,9 +125,8 @@ class SystemApi:
         ready = BrokerReady(status, "connected" if up else "disconnected")
         return json_response(ready, 200 if status == "ready" else 503)
 
-    @route("GET", "/metrics", answer_type=PROMETHEUS, answer=str)
+    @serves(operations.GET_METRICS, answer=str)
     async def metrics(self, request: Request) -> Response:
-        """Metrics in Prometheus text format, or as JSON if the Accept header asks for it."""
         if "application/json" in (request.header("accept") or ""):
             return json_response(await self.metrics_json())
         return await self.prometheus()
