@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,10 +83,16 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path):
         (tmp_path / block[1]).write_text(block[0])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     run = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # brokers of other tests use this process's
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
     )
     assert "2 passed" in run.stdout, run.stdout + run.stderr
-    assert not list(Path(tempfile.gettempdir()).glob("penstock-test-*")), "nothing survives"
+    assert not list(tmp_path.glob("penstock-test-*")), "nothing survives"
 
 
 def test_a_broker_that_cannot_start_says_why():

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -246,3 +248,33 @@ def intruder(server: EmbeddedPostgres) -> Iterator[subprocess.Popen]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to create a user")
+def test_brokers_that_start_at_once_agree_on_the_user_that_they_create():
+    """Concurrent `useradd` commands gave one name two ids, and initdb ran with the lost one."""
+    script = """if True:
+        import sys
+        from penstock.database import embedded
+        embedded.SYSTEM_USER = sys.argv[1]
+        print("ready", flush=True)
+        sys.stdin.readline()
+        print(embedded._system_user().pw_uid)
+    """
+    name = f"penstock-test-{os.getpid()}"
+    command = [sys.executable, "-c", script, name]
+    options: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    brokers = [subprocess.Popen(command, **options) for _ in range(4)]
+    try:
+        for broker in brokers:
+            assert broker.stdout.readline() == "ready\n"
+        for broker in brokers:
+            broker.stdin.write("\n")
+            broker.stdin.flush()
+        ids = {int(broker.communicate(timeout=60)[0]) for broker in brokers}
+        assert ids == {pwd.getpwnam(name).pw_uid}
+    finally:
+        for broker in brokers:
+            broker.kill()
+            broker.wait()
+        subprocess.run(["userdel", name], capture_output=True, check=False)

@@ -26,6 +26,7 @@ lock files that name a server of another directory are removed.
     <private directory>/postgres           the socket's directory, when its path is short enough
 """
 
+import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -410,21 +411,32 @@ def _system_user() -> pwd.struct_passwd:
     try:
         return pwd.getpwnam(SYSTEM_USER)
     except KeyError:
-        log.info(
-            "running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER
-        )
-        options = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
-        # Two brokers may start at once: losing that race is fine as long as the user is there
-        # afterwards.
-        command = ["useradd", *options, SYSTEM_USER]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return _create_system_user()
+
+
+def _create_system_user() -> pwd.struct_passwd:
+    """Create the user, or return the one that a broker which started at the same time created.
+
+    Concurrent `useradd` commands can each create it with another id, of which the last one stays.
+    """
+    log.info("running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER)
+    options = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
+    stderr = ""
+    with open("/etc/passwd", "rb") as users:
+        fcntl.flock(users, fcntl.LOCK_EX)
         try:
             return pwd.getpwnam(SYSTEM_USER)
         except KeyError:
-            raise Unavailable(
-                f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be made "
-                f"({done.stderr.strip()}); run the broker as another user, or give --database-url"
-            ) from None
+            command = ["useradd", *options, SYSTEM_USER]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            stderr = done.stderr.strip()
+    try:
+        return pwd.getpwnam(SYSTEM_USER)
+    except KeyError:
+        raise Unavailable(
+            f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be made "
+            f"({stderr}); run the broker as another user, or give --database-url"
+        ) from None
 
 
 def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:

@@ -73,6 +73,23 @@ async def test_moved_records_are_read_as_before_by_every_broker(
         assert fetched.next_offset == 8
 
 
+async def test_a_record_is_read_once_when_the_mover_merged_what_a_broker_has_in_memory(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with moving(database_url, tmp_path) as here, moving(database_url, tmp_path) as there:
+        log = await here.create("orders", 1)
+        seen = await there.find("orders")
+        assert seen is not None
+        await log.append([b"0"])
+        await seen.catch_up(1)  # the first record as a chunk of its own
+        await log.append([b"1"])
+        assert await here.mover.step()
+        assert len(await rows(database_url)) == 1
+        await seen.refresh()
+        assert await values(seen, 1) == [b"1"]  # the merged chunk, which begins with the first
+        assert await values(seen) == [b"0", b"1"]
+
+
 async def test_small_objects_are_merged_and_deleted_after_their_grace(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ async def test_a_fetch_waits_for_min_bytes_and_at_most_max_wait(tmp_path: Path):
         began = time.monotonic()
         empty = await reading.fetch("orders", 0, max_wait=0.2)
         assert (empty.records, empty.high_watermark) == (b"", 0)
-        assert time.monotonic() - began >= 0.2
+        assert time.monotonic() - began >= 0.199  # the loop's timers have steps of a millisecond
         waiting = asyncio.create_task(reading.fetch("orders", 0, max_wait=60, min_bytes=150))
         await writing.produce("orders", plain_batch(b"small"))
         await asyncio.sleep(0)

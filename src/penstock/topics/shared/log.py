@@ -453,12 +453,16 @@ class InMemory:
 def _decode(
     chunks: Sequence[Chunk], offset: int, max_records: int, max_bytes: int
 ) -> tuple[Columns, int]:
-    """The records of these chunks from the batch on that holds `offset`, and the offset after."""
+    """Return the records of these chunks from the batch on that holds `offset`, and the offset
+    after them.
+
+    Chunks may overlap: one that was cached before the mover merged it lies inside the merged one.
+    """
     decoder = Decoder()
     size, following = 0, offset
     for chunk in chunks:
         for position, head in chunk.heads():
-            if head.next_offset <= offset or head.attributes & CONTROL:
+            if head.next_offset <= following or head.attributes & CONTROL:
                 continue
             if size and (size >= max_bytes or head.base_offset - offset >= max_records):
                 return decoder.columns(), following
