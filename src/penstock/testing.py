@@ -272,8 +272,10 @@ class ThrowawayBroker:
 
     def _clean_up(self) -> None:
         postgres = self.data_dir / ".penstock" / "postgres"
-        if postgres.exists():  # left by a broker that was killed
-            EmbeddedPostgres(postgres).stop("immediate")
+        if postgres.exists():
+            server = EmbeddedPostgres(postgres)
+            # A broker that was killed leaves its server running.
+            server.stop("immediate") if self._temporary is None else server.remove()
         for reserved in self._reserved.values():
             reserved.close()
         self._printed = self.log

@@ -77,22 +77,42 @@ def test_a_project_gets_one_broker_and_each_test_its_own_names(postgres, tmp_pat
     assert not list(tmp_path.glob("penstock-test-*")), "thrown away"
 
 
-def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path):
+def test_the_tests_of_the_page_about_testing_pass(scratch: Path):
     page = Path(__file__).parents[2] / "docs/how-to/testing.md"
     for block in re.findall(r"```python\n(# (test_\w+\.py)\n.*?)```", page.read_text(), re.S):
-        (tmp_path / block[1]).write_text(block[0])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+        (scratch / block[1]).write_text(block[0])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(scratch)]
     run = subprocess.run(
         command,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # brokers of other tests use this process's
+        cwd=scratch,
+        env={**os.environ, "TMPDIR": str(scratch)},  # brokers of other tests use this process's
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
     )
     assert "2 passed" in run.stdout, run.stdout + run.stderr
-    assert not list(tmp_path.glob("penstock-test-*")), "nothing survives"
+    assert not list(scratch.glob("penstock-test-*")), "nothing survives"
+
+
+def test_nothing_survives_in_a_directory_that_is_closed_to_postgresql(scratch: Path):
+    """As root the database then lies in /var/lib/penstock."""
+    closed = scratch / "closed"
+    closed.mkdir(mode=0o700)
+    program = "from penstock.testing import ThrowawayBroker\nwith ThrowawayBroker(): print('up')"
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(closed)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert run.stdout == "up\n", run.stderr
+    assert not list(closed.iterdir())
+    outside = re.search(r"its data lies in (\S+)", run.stderr)
+    assert (outside is not None) == (os.geteuid() == 0)
+    assert outside is None or not Path(outside[1]).exists()
 
 
 def test_a_broker_that_cannot_start_says_why():

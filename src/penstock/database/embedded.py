@@ -300,6 +300,11 @@ class EmbeddedPostgres:
         if not owner.exists() or owner.read_text() != line:
             self._write(owner, line)
 
+    def remove(self) -> None:
+        """Stop the server and delete its data, also where that lies outside of the directory."""
+        self.stop("immediate")
+        shutil.rmtree(self.directory.resolve(), ignore_errors=True)
+
     def _open_home(self, account: pwd.struct_passwd) -> None:
         if self._home and _first_closed(self._home, account) == self._home:
             os.chown(self._home, -1, account.pw_gid)
@@ -422,7 +427,7 @@ def _create_system_user() -> pwd.struct_passwd:
     log.info("running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER)
     options = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
     stderr = ""
-    with open("/etc/passwd", "rb") as users:
+    with Path("/etc/passwd").open("rb") as users:
         fcntl.flock(users, fcntl.LOCK_EX)
         try:
             return pwd.getpwnam(SYSTEM_USER)

@@ -151,7 +151,7 @@ def main(directory: Path) -> None:
             sys.stdout.flush()
     finally:
         forks.kill_all()
-        postgres.stop("immediate")
+        postgres.remove()
         shutil.rmtree(directory, ignore_errors=True)
 
 
