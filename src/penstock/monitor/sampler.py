@@ -233,7 +233,8 @@ class Sampler:
             self._queues_due = 0.0
         else:
             sample = self._rates(at, totals["pushed"] or 0, totals["completed"] or 0)
-        self._samples.append((at, sample))
+        if not sample or sample["pushed"] is not None:  # the first one has no rates: not a gap
+            self._samples.append((at, sample))
         disk = self._disk.look()
         routes = broker.exports.status() if broker.exports else []
         self._now = {
