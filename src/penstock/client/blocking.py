@@ -37,6 +37,8 @@ class BlockingBrokers:
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
+        for url in urls:
+            check_url(url)
         self.urls = list(urls)
         self.tls = tls
         self.timeout = timeout
@@ -159,12 +161,11 @@ class Line:
         self._connection.close()
 
 
-def check_urls(urls: Sequence[str]) -> None:
-    for url in urls:
-        try:
-            parts = urlsplit(url)
-            _ = parts.port
-        except ValueError as error:
-            raise InvalidRequest(f"{url} is not a broker's address: {error}") from None
-        if not parts.hostname:
-            raise InvalidRequest(f"{url} is not a broker's address: it names no host")
+def check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise InvalidRequest(f"{url} is not a broker's address: {error}") from None
+    if not right:
+        raise InvalidRequest(f"{url} is not a broker's address, such as http://127.0.0.1:6632")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import Unavailable
 from penstock.net.http import CannotConnect, HttpAnswer, render_headers
 from penstock.net.tls import client_context, explain
 
@@ -34,10 +34,8 @@ class BlockingConnection:
         timeout: float = 5.0,
     ) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"not an HTTP address: {url!r}")
         self.url = url
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or client_context()) if parts.scheme == "https" else None
         self._timeout = timeout  # seconds to connect, and to send
