@@ -114,8 +114,7 @@ class Pops:
         reason = "empty"
         while not self.closed:
             pop.begin_poll()
-            known = self._known(wanted)
-            takes = await self._takes(wanted) if known is None else [known]
+            takes = await self._takes(wanted)
             if wanted.wait:
                 self._register(pop, wanted, takes)
             wait: float | None = None  # until the next poll, as far as the database knows
@@ -188,20 +187,6 @@ class Pops:
         return default if wanted.timeout is None else wanted.timeout
 
     # What to take from
-
-    def _known(self, wanted: PopRequest) -> Take | None:
-        """The one take for it, if nothing has to be asked of the database."""
-        queue, number = wanted.queue, None
-        if queue is None or wanted.subscription_mode or wanted.subscription_from:
-            return None
-        if wanted.partition is not None:
-            number = self._catalog.partitions.get((queue, wanted.partition))
-            if number is None:
-                return None
-        group_id = self._catalog.groups.get((queue, wanted.group, number or 0))
-        if group_id is None or queue not in self._catalog.queues:
-            return None
-        return self._take(wanted, queue, group_id, number)
 
     async def _takes(self, wanted: PopRequest) -> list[Take]:
         """A take for each queue that it wants, the most important first."""
