@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.contract import operations
 from penstock.monitor import StateMetrics
 from penstock.monitor.audit import Audit
 from penstock.topics.groups import Groups
@@ -25,7 +26,6 @@ from penstock.topics.store import TopicStore
 from penstock.wire.addresses import listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
-from penstock.wire.http.api.audit import AuditApi
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
@@ -33,19 +33,18 @@ from penstock.wire.http.api.inspect import InspectApi
 from penstock.wire.http.api.mending import MendingApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
-from penstock.wire.http.api.queues import queue_apis
+from penstock.wire.http.api.queues import queue_routes
 from penstock.wire.http.api.records import RecordsApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.telemetry import TelemetryApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
-from penstock.wire.http.api.topic_moves import TopicMovesApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.audit import recording
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
 from penstock.wire.http.openapi import DocsApi
-from penstock.wire.http.routes import HttpRoute, Router, routes_of
+from penstock.wire.http.routes import Api, HttpRoute, Router, calling, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
@@ -279,7 +278,7 @@ class Listeners:
             rest = HttpRoute(
                 "*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC
             )
-            return Router([*routes_of(*queue_apis(self._broker)), rest], protect, trail)
+            return Router([*queue_routes(self._broker), rest], protect, trail)
         router = Router(self._owner_routes(), protect, trail)
         router.extend(routes_of(DocsApi(router, guard)))
         return router
@@ -293,29 +292,45 @@ class Listeners:
         broker, logs = self._broker, self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
         assert self._state is not None
-        apis = [
-            SystemApi(broker, self._state, lambda: self.addresses, workers),
-            *queue_apis(broker),
+        system = SystemApi(broker, self._state, lambda: self.addresses, workers)
+        apis: list[Api] = [
             BuffersApi(broker.buffer),
             self._console,
             InspectApi(broker.queues),
             MendingApi(broker.queues),
-            AuditApi(self._audit),
             self._tasks,
+        ]
+        direct = [
+            calling(operations.GET_BUFFER, broker.buffer.report),
+            calling(operations.LIST_CHANGES, self._audit.page),
+            calling(operations.LIST_TASKS, self._tasks.tasks.all),
+            calling(operations.GET_TASK, self._tasks.tasks.get),
+            calling(operations.CANCEL_TASK, self._tasks.tasks.cancel),
         ]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
-            apis.append(TopicMovesApi(logs.moves))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(RecordsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
+            direct += [
+                calling(operations.GET_SCRUB, logs.topics.scrub.status),
+                calling(operations.MOVE_TOPIC, logs.moves.begin),
+                calling(operations.GET_TOPIC_MOVE, logs.moves.status),
+            ]
         else:
             apis.append(NoTopicsApi())
         if broker.exports:
             apis.append(ExportApi(broker.exports))
             max_body = broker.config.http_server.max_body
             apis.append(TelemetryApi(broker.exports, broker.pool, max_body))
-        return [*routes_of(*apis), *console_routes()]
+            direct.append(calling(operations.INSPECT_ROUTE, broker.exports.inspect))
+        return [
+            *routes_of(system),
+            *queue_routes(broker),
+            *routes_of(*apis),
+            *direct,
+            *console_routes(),
+        ]
 
     async def _start_private(self, sockets: SocketPaths) -> None:
         """Listen for the other processes of this broker."""
