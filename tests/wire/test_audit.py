@@ -51,7 +51,7 @@ NOT_CHANGES = {
 
 def test_every_request_that_changes_something_is_recorded(tmp_path):
     broker = Broker(Config(data_directory=tmp_path))
-    routes = Listeners(broker)._owner_routes()
+    routes = Listeners(broker).owner_routes()
     broker.pool.shutdown()
     changing = {f"{one.method} {one.path}" for one in routes if one.method != "GET"}
     recorded = {f"{one.method} {one.path}" for one in routes if one.audit is not None}

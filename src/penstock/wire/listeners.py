@@ -279,7 +279,7 @@ class Listeners:
                 "*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC
             )
             return Router([*queue_routes(self._broker), rest], protect, trail)
-        router = Router(self._owner_routes(), protect, trail)
+        router = Router(self.owner_routes(), protect, trail)
         router.extend(routes_of(DocsApi(router, guard)))
         return router
 
@@ -288,7 +288,7 @@ class Listeners:
         """Return the Console, which the public port and the workers' socket share."""
         return ConsoleApi(self._broker, authentication=self._verifier is not None)
 
-    def _owner_routes(self) -> list[HttpRoute]:
+    def owner_routes(self) -> list[HttpRoute]:
         broker, logs = self._broker, self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
         assert self._state is not None
