@@ -313,7 +313,6 @@ class Listeners:
             apis.append(RecordsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
             direct += [
-                calling(operations.GET_SCRUB, logs.topics.scrub.status),
                 calling(operations.MOVE_TOPIC, logs.moves.begin),
                 calling(operations.GET_TOPIC_MOVE, logs.moves.status),
             ]
@@ -323,7 +322,6 @@ class Listeners:
             apis.append(ExportApi(broker.exports))
             max_body = broker.config.http_server.max_body
             apis.append(TelemetryApi(broker.exports, broker.pool, max_body))
-            direct.append(calling(operations.INSPECT_ROUTE, broker.exports.inspect))
         return [
             *routes_of(system),
             *queue_routes(broker),

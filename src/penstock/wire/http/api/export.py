@@ -17,6 +17,7 @@ from penstock.contract.routes import (
     RecordCount,
     RouteDeadLetter,
     RouteDefinition,
+    RouteInspection,
     RouteList,
     RoutePushed,
     RouteRecords,
@@ -117,6 +118,10 @@ class ExportApi:
         rows = await self._exports.waiting_records(name, args.limit, ANSWER_BYTES)
         records = [WaitingRecord(at, index, **as_text(record)) for at, index, record in rows]
         return WaitingRecords(records)
+
+    @serves(operations.INSPECT_ROUTE)
+    async def inspect(self, name: str) -> RouteInspection:
+        return await self._exports.inspect(name)
 
 
 def _tree(definition: RouteDefinition) -> dict[str, Any]:

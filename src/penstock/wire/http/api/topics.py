@@ -99,6 +99,10 @@ class TopicsApi:
         await self._topics.delete(topic)
         return Created(topic, "deleted")
 
+    @serves(operations.GET_SCRUB)
+    def scrub(self) -> ScrubStatus:
+        return self._topics.scrub.status()
+
     @serves(operations.START_SCRUB)
     def scrub_now(self) -> ScrubStatus:
         self._topics.scrub.ask()
