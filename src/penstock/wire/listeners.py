@@ -14,7 +14,6 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.broker import Broker
 from penstock.config import Config
@@ -23,9 +22,10 @@ from penstock.monitor import StateMetrics
 from penstock.monitor.audit import Audit
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
-from penstock.wire.addresses import listening
+from penstock.wire.addresses import TITLES, listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
+from penstock.wire.framed_server import FramedServer
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
@@ -52,10 +52,9 @@ from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificates
 from penstock.wire.websocket import WebsocketServer
 
-if TYPE_CHECKING:
-    from penstock.wire.kafka import KafkaServer
-
 log = logging.getLogger("penstock.wire")
+
+TopicServer = FramedServer | WebsocketServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +103,7 @@ class Listeners:
         self._broker = broker
         self._worker = worker
         self._http: HttpServer | None = None
-        self._tcp: TcpServer | None = None
-        self._kafka: KafkaServer | None = None
-        self._websocket: WebsocketServer | None = None
+        self._servers: dict[str, TopicServer] = {}  # by section of the configuration
         self._private: HttpServer | None = None  # for the other processes of this broker
         # None: authentication is off
         self._verifier = verifier_of(broker.config.auth, broker.metrics)
@@ -143,19 +140,16 @@ class Listeners:
     @property
     def addresses(self) -> dict[str, str]:
         """Map the name of each listener to its address."""
-        config, addresses = self._broker.config, {}
-        if self._http:
-            addresses["HTTP"] = self._http.url
-        if self._tcp:
-            scheme = "tls" if self.certificates.tcp else "tcp"
-            addresses["TCP"] = f"{scheme}://{config.tcp_server.host}:{self._tcp.port}"
-        if self._kafka:
-            addresses["Kafka"] = f"{config.kafka_server.host}:{self._kafka.port}"
-        if self._websocket:
-            scheme = "wss" if self.certificates.websocket else "ws"
-            addresses["WebSocket"] = (
-                f"{scheme}://{config.websocket_server.host}:{self._websocket.port}"
-            )
+        addresses = {"HTTP": self._http.url} if self._http else {}
+        for section, server in self._servers.items():
+            plain, with_tls, certificate = {
+                "tcp_server": ("tcp://", "tls://", self.certificates.tcp),
+                "kafka_server": ("", "", self.certificates.kafka),
+                "websocket_server": ("ws://", "wss://", self.certificates.websocket),
+            }[section]
+            host = getattr(self._broker.config, section).host
+            scheme = with_tls if certificate else plain
+            addresses[TITLES[section]] = f"{scheme}{host}:{server.port}"
         return addresses
 
     async def start(self) -> None:
@@ -179,36 +173,8 @@ class Listeners:
                 await self._http.start()
         if self.sockets:
             await self._start_private(self.sockets)
-        if broker.logs and config.tcp_server.enabled:
-            tcp = TcpServer(
-                config.tcp_server,
-                broker.logs.topics,
-                broker.logs.groups,
-                broker.metrics,
-                verifier=self._verifier if config.auth.tcp == "token" else None,
-                certificate=self.certificates.tcp,
-                memory=self._memory,
-            )
-            tcp.commands.record = self._audit.record
-            with listening("tcp_server", config.tcp_server):
-                await tcp.start()
-            self._tcp = tcp  # its address is known from here on
-        if broker.logs and config.kafka_server.enabled:
-            await self._start_kafka(broker.logs.topics, broker.logs.groups)
-        if broker.logs and config.websocket_server.enabled:
-            websocket = WebsocketServer(
-                config.websocket_server,
-                broker.logs.topics,
-                self._feeds,
-                broker.metrics,
-                tls=self.certificates.websocket.context if self.certificates.websocket else None,
-                verifier=self._verifier,
-                origins=self._origins,
-                memory=self._memory,
-            )
-            with listening("websocket_server", config.websocket_server):
-                await websocket.start()
-            self._websocket = websocket
+        if broker.logs:
+            await self._start_topics(broker.logs.topics, broker.logs.groups)
         if self.certificates.all:
             self.certificates.start()
             broker.metrics.gauge(
@@ -218,24 +184,52 @@ class Listeners:
                 merge="max",
             )
 
-    async def _start_kafka(self, topics: TopicStore, groups: Groups) -> None:
-        # Imported here: the schemas take 10 MiB.
-        from penstock.wire.kafka import KafkaServer
+    async def _start_topics(self, topics: TopicStore, groups: Groups) -> None:
+        config, metrics, certificates = self._broker.config, self._broker.metrics, self.certificates
+        if config.tcp_server.enabled:
+            tcp = TcpServer(
+                config.tcp_server,
+                topics,
+                groups,
+                metrics,
+                verifier=self._verifier if config.auth.tcp == "token" else None,
+                certificate=certificates.tcp,
+                memory=self._memory,
+            )
+            tcp.commands.record = self._audit.record
+            await self._open("tcp_server", tcp)
+        if config.kafka_server.enabled:
+            # Imported here: the schemas take 10 MiB.
+            from penstock.wire.kafka import KafkaServer
 
-        config = self._broker.config
-        kafka = KafkaServer(
-            config.kafka_server,
-            topics,
-            groups,
-            self._broker.metrics,
-            verifier=self._verifier,
-            certificate=self.certificates.kafka,
-            memory=self._memory,
-        )
-        kafka.record_changes(self._audit.record)
-        with listening("kafka_server", config.kafka_server):
-            await kafka.start()
-        self._kafka = kafka
+            kafka = KafkaServer(
+                config.kafka_server,
+                topics,
+                groups,
+                metrics,
+                verifier=self._verifier,
+                certificate=certificates.kafka,
+                memory=self._memory,
+            )
+            kafka.record_changes(self._audit.record)
+            await self._open("kafka_server", kafka)
+        if config.websocket_server.enabled:
+            websocket = WebsocketServer(
+                config.websocket_server,
+                topics,
+                self._feeds,
+                metrics,
+                tls=certificates.websocket.context if certificates.websocket else None,
+                verifier=self._verifier,
+                origins=self._origins,
+                memory=self._memory,
+            )
+            await self._open("websocket_server", websocket)
+
+    async def _open(self, section: str, server: TopicServer) -> None:
+        with listening(section, getattr(self._broker.config, section)):
+            await server.start()
+        self._servers[section] = server  # its address is known from here on
 
     async def stop(
         self, patience: float, delay: float = 0.0, others: Awaitable[None] | None = None
@@ -253,8 +247,7 @@ class Listeners:
         self.certificates.stop()
         if self._broker.logs:  # answer members that wait for a rebalance
             self._broker.logs.groups.assigned.stop()
-        every = (self._http, self._tcp, self._kafka, self._websocket)
-        servers = [server for server in every if server]
+        servers = [*([self._http] if self._http else []), *self._servers.values()]
         await asyncio.gather(*(server.stop(patience) for server in servers))
         if stopping:
             await stopping
