@@ -91,10 +91,10 @@ class Queues:
         )
         self.delayed = Delayed(context, pushed)
         self._failures = Failures(context)
-        self._deliveries = Deliveries(context, self._failures, acked)
-        self._deliverer = Deliverer(context, self._deliveries, self.consumers, popped)
-        self._pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
-        self._transactions = Transactions(context, self._pusher, self._deliveries)
+        self.deliveries = Deliveries(context, self._failures, acked)
+        self._deliverer = Deliverer(context, self.deliveries, self.consumers, popped)
+        self._pusher = Pusher(context, self.deliveries, pushed, self.delayed.stored)
+        self._transactions = Transactions(context, self._pusher, self.deliveries)
         self.streams = Streams(context, self._transactions)
         self._extensions: Batcher[tuple[UUID, int], Extended] = Batcher(
             self._extend, limit=1000, slots=1
@@ -132,7 +132,7 @@ class Queues:
     async def stop(self) -> None:
         await self.schedules.stop()
         self._deliverer.answer_waiting()
-        await self._deliveries.stop()
+        await self.deliveries.stop()
         await self._failures.stop()
         await self._pusher.batcher.drain()
         await self.delayed.stop()
@@ -197,11 +197,11 @@ class Queues:
         """Settle messages, each on its own. Repeating an acknowledgement changes nothing."""
         for ack in acks:
             check_ack(ack)
-        return await self._deliveries.settle(acks) if acks else []
+        return await self.deliveries.settle(acks) if acks else []
 
     async def release(self, queue: str, group: str, holder: int) -> int:
         """End the leases of pops with this `PopRequest.holder`, uncounted; how many there were."""
-        return await self._deliveries.release_holder(queue, group, holder)
+        return await self.deliveries.release_holder(queue, group, holder)
 
     async def extend(self, lease_id: str, seconds: int = 60) -> Extended:
         """Let a lease live for at least so many seconds from now."""
@@ -210,7 +210,7 @@ class Queues:
             return Extended(lease_id, False, EXTENSION_ERRORS["missing"])
         if not 0 < seconds <= MAX_EXTENSION_SECONDS:
             raise InvalidRequest(f"seconds must be between 1 and {MAX_EXTENSION_SECONDS}")
-        self._deliveries.memory.forget(lease_id)  # its cursor changes
+        self.deliveries.memory.forget(lease_id)  # its cursor changes
         return await self._extensions.submit((lease, seconds))
 
     async def _extend(
@@ -246,7 +246,7 @@ class Queues:
             self.waiting.changed(announce=False)
 
     def _merging(self) -> dict[tuple[str, ...], Any]:
-        requests = self._deliveries.batcher.waiting
+        requests = self.deliveries.batcher.waiting
         pops = sum(request.take is not None for request in requests)
         return {
             ("push",): len(self._pusher.batcher.waiting),
