@@ -347,8 +347,9 @@ class QueueClient:
         if not popped.messages:
             self._report_missing(source, answer.headers.get("empty-reason"))
             return []
-        most = answer.headers.get("max-attempts", "")
+        most, delay = answer.headers.get("max-attempts", ""), answer.headers.get("retry-delay")
         for message in popped.messages:
+            message.retry_delay = None if delay is None else float(delay)
             message.queue = message.queue or popped.queue
             message.max_attempts = int(most) if most.isdecimal() else 0
         bind(popped.messages, self._answers_to)
