@@ -46,7 +46,7 @@ def other_release(tmp_path: Path) -> Path:
     for caller in ("append.sql", "outbox_apply.sql"):
         change(f"{functions}/{caller}", "p_ids", "p_numbers")
     change("queues/calls.py", "    ids: list[int]", "    numbers: list[int]")
-    change("queues/push.py", "ids=ids", "numbers=ids")
+    change("queues/push.py", "ids=[", "numbers=[")
     change(
         f"{functions}/queue_wake.sql",
         "p_now timestamptz) RETURNS void",
