@@ -70,7 +70,7 @@ class Taker:
     def receive(self) -> None:
         """Read what has arrived."""
         try:
-            answer = self.line.receive()
+            answer = self.line.wait()
         except Unavailable as error:
             self.batch = 0
             self._failed(error)
