@@ -35,6 +35,7 @@ BEGIN
   -- Offsets without records do not count: a failover may leave out millions.
   SELECT b.base_offset INTO base FROM shared_batches b WHERE b.log_id = p_log AND b.last_offset >= first_offset
    ORDER BY b.last_offset LIMIT 1;
+  SELECT greatest(base, max(g.gap_end)) INTO base FROM shared_gaps g WHERE g.log_id = p_log AND g.gap_start <= first_offset;
   end_offset := least(greatest(first_offset, base) + p_most, stop);
   IF r.lease_id IS NULL THEN
     UPDATE shared_offsets SET handed_out = end_offset WHERE group_name = p_group AND log_id = p_log;
