@@ -206,14 +206,14 @@ class Mover:
             self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
             if not await self._move(shared, rows) or not await self._hold():
                 return late
-        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
         if row["at"] is None:
             self._ends[shared.log_id] = end
         return late
 
     async def _range(self, shared: SharedLog) -> list[Any]:
         """The next batches for an object: the oldest in the database, if they are old enough."""
-        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
         if row["at"] is None:
             return []
         rows: list[Any] = []
