@@ -11,6 +11,7 @@ from penstock.backup.dump import Dump, load
 from penstock.database.embedded import BINARIES, EmbeddedPostgres
 from tests.backup.test_backup import penstock
 from tests.conftest import fresh_database
+from tests.support.wait import eventually
 from tests.topics.shared.conftest import database_url  # noqa: F401 - a fixture
 from tests.topics.shared.test_log import values
 from tests.topics.shared.test_mover import execute, moving, objects, rows
@@ -131,5 +132,9 @@ async def test_no_object_of_a_backup_is_deleted_before_its_end(
             name.rpartition("/")[2] for name in (named, merged)
         }
         await asyncio.to_thread(dump.__exit__)
-        await topics.mover.step()
-        assert [path.name for path in objects(tmp_path)] == [merged.rpartition("/")[2]]
+
+        async def only_the_merged_one_is_left() -> bool:
+            await topics.mover.step()
+            return [path.name for path in objects(tmp_path)] == [merged.rpartition("/")[2]]
+
+        await eventually(only_the_merged_one_is_left)  # the server notices the end of a connection
