@@ -33,7 +33,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2937 }
 
 README = DOCS.parent / "README.md"
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
-# For the README: what, benchmark, row, peer. A loss or the smallest gain follows each gain.
+# For the README: what, benchmark, row, peer. A loss follows each gain.
 CHOSEN = (
     ("Push to a queue, 1 per request",
      "peers", "queues, push: 1 per request, 16 connections", "pgmq"),
@@ -41,8 +41,12 @@ CHOSEN = (
      "peers", "queues, push: 100 per request, 8 connections", "pgmq"),
     ("Pop and acknowledge, 100 per request",
      "peers", "queues, pop + ack: 100 per request, 8 connections", "pgmq"),
-    ("Pop and acknowledge, 1 per request",
+    ("Pop and acknowledge, 10 per request, the acknowledgement in a request of its own",
+     "queues_small", "pop + ack, 10 at a time, 8 connections, two requests", "pgmq"),
+    ("Pop and acknowledge, 1 per request, 16 connections",
      "peers", "queues, pop + ack: 1 per request, 16 connections", "pgmq"),
+    ("Pop and acknowledge, 1 per request, 1 connection",
+     "queues_small", "pop + ack, 1 at a time, 1 connection, one request", "pgmq"),
     ("Append to a topic, fsync before the answer, 256 in flight",
      "peers", "topics, fsync before the answer: 256 in flight", "Redis Streams"),
     ("Append to a topic, fsync before the answer, 64 in flight",

@@ -513,12 +513,14 @@ class Consumer(Generic[P, R]):
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 await self._handler.call(payloads, messages, self._threads, *more)
-        except TimeoutError:
+        except TimeoutError as cut:
             if not limit.expired():
                 raise  # the function's own
             if self._threads is not None:
                 self._note_hanging()
-            raise TimeoutError(f"the handler did not end within {self.timeout:g} s") from None
+            error = TimeoutError(f"the handler did not end within {self.timeout:g} s")
+            cause = cut.__cause__ or cut  # its traceback leads to where the function was
+            raise error.with_traceback(cause.__traceback__) from None
 
     def _note_hanging(self) -> None:
         """Count a thread that hangs: it cannot be stopped from outside. End the consumer when as
@@ -539,8 +541,8 @@ class Consumer(Generic[P, R]):
 
     def _failed(self, error: BaseException, attempt: int) -> Outcome:
         text = f"{type(error).__name__}: {error}"
-        if self._tracebacks:
-            text += f"\n\n{_traceback(error)[-MAX_TRACEBACK_CHARS:]}"
+        if self._tracebacks and (frames := _traceback(error)):
+            text += f"\n\n{frames[-MAX_TRACEBACK_CHARS:]}"
         if self._retry is None:
             return Outcome("failed", text)
         if not self._retry.retries(error):
@@ -562,12 +564,10 @@ class Consumer(Generic[P, R]):
         final = outcome.status == "dlq" or (
             outcome.status == "failed" and 0 < first.max_attempts <= first.attempt
         )
-        if final:
-            following = "no further attempt"
-        elif outcome.delay:
-            following = f"next attempt in {outcome.delay:.1f} s"
-        else:
-            following = "next attempt as the queue says" if outcome.status == "failed" else "again"
+        delay = outcome.delay
+        if outcome.status == "failed" and self._retry is None:
+            delay = first.retry_delay or 0.0
+        following = "no further attempt" if final else f"next attempt in {delay:.1f} s"
         log.log(
             logging.INFO if outcome.status == "retry" else logging.WARNING,
             "%s: %s in partition %s%s, attempt %d%s: %s; %s",
@@ -588,7 +588,7 @@ class Consumer(Generic[P, R]):
                 "attempt": first.attempt,
                 "max_attempts": first.max_attempts,
                 "outcome": "dlq" if final else outcome.status,
-                "next_attempt_seconds": None if final else outcome.delay,
+                "next_attempt_seconds": None if final else delay,
                 "error": reason,
             },
         )
@@ -627,13 +627,15 @@ class Consumer(Generic[P, R]):
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback, without the frames that lead to the user's function."""
+    """Return the traceback, without the frames that lead to the user's function; empty if there
+    are no others.
+    """
     about = traceback.TracebackException.from_exception(error)
     for place, frame in enumerate(about.stack):
         if not frame.filename.startswith(OUR_FRAMES):
             del about.stack[:place]
-            break
-    return "".join(about.format()).rstrip()
+            return "".join(about.format()).rstrip()
+    return ""
 
 
 def _being_cancelled() -> bool:

@@ -72,6 +72,7 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
     queue: str = ""
     attempt: int = 1  # the number of this delivery to the group; releases do not count
     max_attempts: int = 0  # before the message becomes a dead letter; 0: not known
+    retry_delay: float | None = None  # seconds before the next attempt of the queue; None: unknown
 
     @cached_property
     def data(self) -> Any:

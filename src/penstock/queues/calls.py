@@ -149,10 +149,10 @@ class Calls:
         )
         return [row["lease_id"] for row in rows]
 
-    async def extend(self, leases: list[UUID], seconds: list[int]) -> list[Row]:
-        """Extend leases; a row with `outcome` and `expires_at` for each, in order."""
-        rows = await self._database.fetch("SELECT * FROM queue_extend($1, $2)", leases, seconds)
-        return sorted(rows, key=lambda row: int(row["ord"]))
+    async def extend(self, lease: UUID, seconds: int) -> Row:
+        """Extend a lease, twice is as good as once; a row with `outcome` and `expires_at`."""
+        [row] = await self._database.read("SELECT * FROM queue_extend($1, $2)", lease, seconds)
+        return row
 
     async def subscribe(
         self, queue_id: int, group: str, partition: int | None, mode: str, start: datetime | None

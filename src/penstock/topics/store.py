@@ -22,7 +22,7 @@ appended to the rename.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +50,7 @@ from penstock.log.format import SegmentFormat
 from penstock.log.formats import FORMATS
 from penstock.log.layout import LOGS, PRIVATE
 from penstock.log.recovery import RecoveredTopic, create_files, recover
+from penstock.log.verify import Finding
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
@@ -119,7 +120,7 @@ class TopicStore:
         self.tier = (
             Tier(self._context, directory / PRIVATE, self, metrics) if settings.tier else None
         )
-        self.scrub = Scrub(self._context, directory / PRIVATE, self, metrics)
+        self.scrub = Scrub(self._context, directory / PRIVATE, self, self._scrub_shared, metrics)
         self._running = False
         self._deletions: list[Callable[[AnyLog], None]] = []
         metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._partitions))
@@ -152,6 +153,11 @@ class TopicStore:
     def _shared_deleted(self, log: SharedLog) -> None:
         for forget in self._deletions:
             forget(log)
+
+    async def _scrub_shared(self) -> AsyncIterator[tuple[int, list[Finding]]]:
+        if self.shared is not None:
+            async for checked in self.shared.scrub():
+                yield checked
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))

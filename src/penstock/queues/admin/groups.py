@@ -214,15 +214,14 @@ class QueueGroups:
 
 
 def _status(row: Any, figures: GroupFigures, backlog: GroupBacklog, members: int) -> Group:
-    # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal`
-    # mends that).
-    blind = (
+    # Messages wait and none of its cursors is due: a fault, which `QueueUpkeep.heal` repairs.
+    stuck = (
         figures.waiting > 0
         and not backlog.partitions
         and row["mode"] is not None
         and not row["discovering"]
     )
-    state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or blind)
+    state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or stuck)
     return Group(
         queue=row["queue"],
         name=figures.name,

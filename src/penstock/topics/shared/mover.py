@@ -74,6 +74,11 @@ MOVED = """
 REPLACE = "SELECT shared_replace($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 NOTE = """INSERT INTO shared_removals (object, due_at)
           VALUES ($1, clock_timestamp() + make_interval(secs => $2))"""
+# Nothing while a backup runs (`penstock.backup.dump`): its snapshot may refer to these objects.
+DUE = """
+  SELECT id, log_id, object FROM shared_removals
+   WHERE due_at < clock_timestamp()
+     AND (SELECT pg_try_advisory_xact_lock(hashtextextended('shared_removals', 0))) LIMIT 500"""
 TOO_MUCH = """
   SELECT max(b.last_offset) + 1 AS until
     FROM (SELECT last_offset, sum(size) OVER (ORDER BY last_offset DESC) AS following
@@ -110,6 +115,7 @@ class Mover:
         self._now = now
         self._metrics = metrics
         self._name = uuid7().hex
+        self.holding = False  # this broker is the one that moves
         self._ends: dict[int, int] = {}  # where logs were when everything old of them was moved
         self._task: asyncio.Task[None] | None = None
         self._lag = 0.0
@@ -151,10 +157,10 @@ class Mover:
                 log.warning("shared topics: nothing is moved for now: %s", error)
 
     async def _hold(self) -> bool:
-        rows = await self._database.fetch(HOLD, self._name, HOLD_SECONDS)
-        if not rows:
+        self.holding = bool(await self._database.fetch(HOLD, self._name, HOLD_SECONDS))
+        if not self.holding:
             self._ends.clear()
-        return bool(rows)
+        return self.holding
 
     async def step(self) -> bool:
         """Do all that is to be done now; whether this broker is the one that does it."""
@@ -316,10 +322,7 @@ class Mover:
 
     async def _remove(self) -> None:
         """Delete objects whose time has come, and the batches of deleted topics."""
-        rows = await self._database.browse(
-            """SELECT id, log_id, object FROM shared_removals
-                WHERE due_at < clock_timestamp() LIMIT 500"""
-        )
+        rows = await self._database.browse(DUE)
         objects = {row["id"]: row["object"] for row in rows if row["object"] is not None}
         if objects and self._store is not None:
             await self._run(self._store.delete, list(objects.values()))

@@ -63,7 +63,7 @@ class StoredApi:
     ) -> MessageBuried:
         body = body or BuryBody()
         group = args.consumer_group or body.consumer_group or QUEUE_MODE
-        moved = await self._messages.bury(partition, transaction, group, body.error)
+        moved = await self._messages.move_to_dead_letters(partition, transaction, group, body.error)
         return MessageBuried(partition, transaction, moved)
 
     @serves(operations.ADD_TRACE)
