@@ -47,7 +47,7 @@ from penstock.topics.store import TopicStore
 from penstock.wire.tcp import TcpServer
 
 SIZE = 200
-SECONDS = 3.0
+SECONDS = 2.0
 APPENDS = 300
 TABLE = """DROP TABLE IF EXISTS plain;
 CREATE TABLE plain (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, data bytea NOT NULL);
@@ -142,6 +142,23 @@ async def theirs(url: str, batch: int, count: int) -> float:
         await asyncio.gather(*(connection.close() for connection in connections))
 
 
+async def wal_per_byte(url: str, batch: int) -> float:
+    """Bytes of WAL for each byte of record batches, one call for each batch."""
+    [(head, data)] = split_batches(encoded(batch))
+    connection = await asyncpg.connect(url)
+    try:
+        async with shared(url) as topics:
+            log = await topics.create(f"wal-{batch}", 1)
+            await connection.execute("CHECKPOINT")
+            before = await connection.fetchval("SELECT pg_current_wal_insert_lsn()")
+            for _ in range(APPENDS):
+                await log.append_batch(head, data)
+            written = "SELECT pg_current_wal_insert_lsn() - $1::pg_lsn"
+            return float(await connection.fetchval(written, before)) / (APPENDS * len(data))
+    finally:
+        await connection.close()
+
+
 async def latencies(url: str) -> tuple[list[float], list[float]]:
     """Milliseconds of appends, and until a reader on another broker has the record."""
     appends, reads = [], []
@@ -193,6 +210,13 @@ def contests() -> Iterator[Contest | Figure]:
                 statistics.median(values),
                 "ms",
                 note=f"p99 {percentile(values, 0.99):.1f} ms",
+            )
+        for batch in (1, 100, 1000):
+            yield Figure(
+                f"WAL for each byte of record batches, batches of {batch}",
+                uvloop.run(wal_per_byte(url, batch)),
+                "bytes",
+                note=f"{APPENDS} calls after a checkpoint, {SIZE} bytes a record",
             )
         yield from beside_others(url)
 
