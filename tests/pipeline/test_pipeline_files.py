@@ -26,7 +26,7 @@ from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.progress import in_words, lag_of
-from penstock.pipeline.report import Heartbeat, PipelineReport
+from penstock.pipeline.report import Heartbeat, RunReport
 from penstock.pipeline.runner import Runner, failed_batch
 from penstock.pipeline.step_history import changes
 from penstock.pipeline.validation import check, resolve_routes
@@ -501,7 +501,7 @@ def test_only_the_same_batch_of_the_same_checkpoint_is_taken_for_written(
     def payloads(topic: str) -> list[int]:
         return [int(row["payload"]) for row in batch_rows(broker=tcp, topic=f"{topic}-{tag}")]
 
-    def run(sink: str, more: str) -> PipelineReport:
+    def run(sink: str, more: str) -> RunReport:
         text = f"""
 name: same-{tag}
 source: {{topic: in-{tag}}}
