@@ -9,8 +9,9 @@ load generator in this process.
     .venv/bin/python -m bench.queues_cost --against 633ce5a1
 
 The second form compares the broker of this tree with the one of another commit. Both run on the
-libraries installed here and on one PostgreSQL, each in its own database, and take turns; the ratio
-is that of the medians of broker and PostgreSQL together, above 1 where this tree costs more.
+libraries installed here and on one PostgreSQL, each in its own database, and take turns. The first
+ratio is that of the medians of the CPU of broker and PostgreSQL together, above 1 where this tree
+costs more; the second is that of the messages per second, below 1 where this tree is slower.
 """
 
 import argparse
@@ -85,7 +86,7 @@ def _cost(ground: Ground, once: Round) -> dict[str, float]:
     """
     best: dict[str, float] = {}
     for turn in range(3):
-        result = _measure(ground, once)
+        _, result = _measure(ground, once)
         if turn and (not best or sum(result.values()) < sum(best.values())):
             best = result
     return best
@@ -117,21 +118,26 @@ def compare(reference: str, rounds: int) -> None:
             "pop + ack 1, 16 connections": partial(_take, ground, 16, 1),
             "pop + ack 1, 64 connections": partial(_take, ground, 64, 1),
             "pop + ack 10, 8 connections": partial(_take, ground, 8, 10),
+            "pop + ack 100, 8 connections": partial(load.take, 8, 100),
         }
         for name, once in works.items():
             spent: dict[str, list[float]] = {side: [] for side in brokers}
+            speeds: dict[str, list[float]] = {side: [] for side in brokers}
             for turn in range(rounds + 1):
                 for side in sorted(brokers, reverse=bool(turn % 2)):
                     ground.broker = brokers[side]
                     ground.port = int(ground.broker.url.rpartition(":")[2])
-                    costs = _measure(ground, once)
+                    speed, costs = _measure(ground, once)
                     if turn:  # the first round fills caches
                         spent[side].append(costs["broker"] + costs["PostgreSQL"])
+                        speeds[side].append(speed)
             here, there = (statistics.median(spent[side]) for side in ("here", reference))
+            fast, before = (statistics.median(speeds[side]) for side in ("here", reference))
             each = " ".join(f"{a / b:.2f}" for a, b in zip(*spent.values(), strict=True))
             print(
                 f"{name:28} here {here:7.1f} µs, {reference[:12]} {there:7.1f} µs, "
-                f"ratio {here / there:.2f} (rounds: {each})",
+                f"ratio {here / there:.2f} (rounds: {each}); {fast:,.0f} and {before:,.0f} messages/s, "
+                f"ratio {fast / before:.2f}",
                 flush=True,
             )
 
@@ -147,13 +153,13 @@ async def _take(ground: Ground, connections: int, batch: int) -> float:
         _close(callers)
 
 
-def _measure(ground: Ground, once: Round) -> dict[str, float]:
-    """Microseconds of CPU per message in one round, for each process."""
+def _measure(ground: Ground, once: Round) -> tuple[float, dict[str, float]]:
+    """Messages per second in one round, and microseconds of CPU per message of each process."""
     reads: list[tuple[float, dict[str, float]]] = []
     setattr(queues, "meter", partial(_read, ground, reads))  # noqa: B010 - a function of the module
-    done = ground.runner.run(once())
+    speed = ground.runner.run(once())
     (began, before), (ended, after) = reads
-    return {who: (after[who] - before[who]) / (done * (ended - began)) for who in after}
+    return speed, {who: (after[who] - before[who]) / (speed * (ended - began)) for who in after}
 
 
 def _read(ground: Ground, reads: list[tuple[float, dict[str, float]]]) -> None:

@@ -24,10 +24,9 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from bench import queues
 from bench.harness import Figure, percentile
 from bench.queues import PAYLOAD, Caller, Ground, _close, _popped, _post, rate
-from bench.queues_cost import _clocks, _parent, _used
+from bench.queues_cost import _clocks, _measure, _parent, _used
 from tests.support.broker import BrokerProcess
 
 PARTITIONS = 256  # more than consumers: in strict order a partition serves one at a time
@@ -114,16 +113,6 @@ async def theirs(ground: Ground, work: tuple[str, int, int, str]) -> float:
         await asyncio.gather(*(connection.close() for connection in opened))
 
 
-def measured(ground: Ground, once: Round) -> tuple[float, dict[str, float]]:
-    """Messages per second, and microseconds of CPU per message of each process."""
-    reads: list[tuple[float, dict[str, float]]] = []
-    read = lambda: reads.append((time.perf_counter(), _clocks(ground)))  # noqa: E731
-    setattr(queues, "meter", read)  # noqa: B010 - a function of the module
-    result = ground.runner.run(once())
-    (began, before), (ended, after) = reads
-    return result, {who: (after[who] - before[who]) / (result * (ended - began)) for who in after}
-
-
 def figures() -> Iterator[Figure]:
     with ExitStack() as stack:
         ground = Ground(stack)
@@ -136,7 +125,7 @@ def figures() -> Iterator[Figure]:
             result: dict[str, list[tuple[float, dict[str, float]]]] = {side: [] for side in sides}
             for _ in range(ROUNDS):
                 for side, once in sides.items():
-                    result[side].append(measured(ground, once))
+                    result[side].append(_measure(ground, once))
             peer = statistics.median(one for one, _ in result[PEER])
             for side in ("one request", "two requests"):
                 speed = statistics.median(one for one, _ in result[side])

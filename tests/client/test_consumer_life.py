@@ -118,7 +118,7 @@ async def test_when_one_consumer_fails_the_others_end_and_the_error_is_raised(br
 async def test_a_consumer_logs_its_life_in_one_line_each_with_fields(broker, queue, caplog):
     caplog.set_level(logging.INFO, "penstock.client")
     async with Client(broker.url) as client:
-        await client.configure(queue, retry_limit=1, retry_delay=0)
+        await client.configure(queue, retry_limit=1, retry_delay=200)
         await client.push(queue, 1, partition="p", transaction_id="t-1")
 
         @client.consumer(f"{queue}@g", concurrency=2, batch=16, name="biller")
@@ -130,13 +130,14 @@ async def test_a_consumer_logs_its_life_in_one_line_each_with_fields(broker, que
     failed = f"{queue}@g: t-1 in partition p,"
     assert lines == [
         f"ready: {queue}@g, concurrency 2, batch 16, prefetch while it pays",
-        f"{failed} attempt 1 of 2: ValueError: no such customer; next attempt as the queue says",
+        f"{failed} attempt 1 of 2: ValueError: no such customer; next attempt in 0.2 s",
         f"{failed} attempt 2 of 2: ValueError: no such customer; no further attempt",
         f"stopping: {queue}@g, 0 in progress",
     ]
     fields = vars(caplog.records[1])
     assert (fields["queue"], fields["group"], fields["consumer"]) == (queue, "g", "biller")
     assert (fields["transaction_id"], fields["attempt"], fields["outcome"]) == ("t-1", 1, "failed")
+    assert fields["next_attempt_seconds"] == 0.2
 
 
 async def test_an_outage_is_one_line_per_client_and_so_is_its_end(caplog):

@@ -12,6 +12,7 @@ from typing import Any
 import asyncpg
 import httpx
 import pytest
+from asyncpg.types import ServerVersion
 
 import penstock
 from penstock.database.migrate import SchemaFiles, drop_unused_functions, migrate
@@ -45,7 +46,7 @@ def other_release(tmp_path: Path) -> Path:
     for caller in ("append.sql", "outbox_apply.sql"):
         change(f"{functions}/{caller}", "p_ids", "p_numbers")
     change("queues/calls.py", "    ids: list[int]", "    numbers: list[int]")
-    change("queues/push.py", "ids=ids", "numbers=ids")
+    change("queues/push.py", "ids=[", "numbers=[")
     change(
         f"{functions}/queue_wake.sql",
         "p_now timestamptz) RETURNS void",
@@ -147,6 +148,15 @@ async def test_a_broker_that_meets_a_newer_schema_says_so_and_changes_nothing(
         with pytest.raises(ConfigError, match=r"9999_later.*Nothing was changed\. Start the newer"):
             await migrate(connection, "penstock", SCHEMA)
         assert await names(connection) == {NEWER.function_schema("penstock")}
+
+
+async def test_a_server_that_is_too_old_is_refused_before_anything_is_changed() -> None:
+    class OldServer:  # a connection that can be asked for its version, and for nothing else
+        def get_server_version(self) -> ServerVersion:
+            return ServerVersion(13, 22, 0, "final", 0)
+
+    with pytest.raises(ConfigError, match="PostgreSQL 13 is too old: Penstock needs 14 or later"):
+        await migrate(OldServer(), "penstock", SCHEMA)
 
 
 async def test_functions_of_a_release_that_is_not_in_use_are_dropped_later(

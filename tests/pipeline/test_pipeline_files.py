@@ -18,6 +18,7 @@ from pyspark.errors import ParseException
 
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
+from penstock.contract import pipelines as contract
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.metrics import Metrics
 from penstock.net.topic_link import TopicLink
@@ -25,7 +26,7 @@ from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.progress import in_words, lag_of
-from penstock.pipeline.report import Heartbeat, PipelineReport
+from penstock.pipeline.report import Heartbeat, RunReport
 from penstock.pipeline.runner import Runner, failed_batch
 from penstock.pipeline.step_history import changes
 from penstock.pipeline.validation import check, resolve_routes
@@ -291,21 +292,25 @@ async def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_
     now = [1000.0]
     metrics = Metrics()
     pipelines = Pipelines(tmp_path, metrics, clock=lambda: now[0])
-    assert not pipelines.put("a", {"state": "running", "lag_seconds": 90.0, "target_seconds": 60})
-    assert metrics.values_of("penstock_pipeline_lag_seconds") == {("a",): 90}
-    assert metrics.values_of("penstock_pipeline_target_lag_seconds") == {("a",): 60}
-    pipelines.put("b", {"state": "failed", "error": "no such column"})
+    times = {"lag_seconds": 90.0, "target_seconds": 60, "batch_ms": 250}
+    counts = {"rows": 40, "lag": 7, "batch": 3, "rows_per_second": 160.0, "state_rows": 5}
+    report = contract.PipelineReport("running", **times, **counts, state_bytes=900)
+    assert not pipelines.put("a", report).stop
+    gauges = {"lag_seconds": 90, "target_lag_seconds": 60, "batch_seconds": 0.25}
+    for name, value in {**gauges, **counts, "state_bytes": 900}.items():
+        assert metrics.values_of(f"penstock_pipeline_{name}") == {("a",): value}
+    pipelines.put("b", contract.PipelineReport("failed", error="no such column"))
     now[0] += 60
-    assert [(one["name"], one["state"]) for one in pipelines.all()] == [
+    assert [(one.name, one.state) for one in pipelines.all()] == [
         ("a", "lost"),
         ("b", "failed"),
     ]
     pipelines.ask_to_stop("a")
-    assert pipelines.put("a", {"state": "running"})
-    assert not pipelines.put("a", {"state": "finished"})
+    assert pipelines.put("a", contract.PipelineReport("running")).stop
+    assert not pipelines.put("a", contract.PipelineReport("finished")).stop
     again = Pipelines(tmp_path, clock=lambda: now[0])
     await again.start()
-    assert again.get("b")["error"] == "no such column"
+    assert again.get("b").error == "no such column"
     again.forget("b")
     with pytest.raises(NotFound):
         again.get("b")
@@ -318,7 +323,8 @@ async def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> 
 
     def report(at: float, state: str, started_at: float, rows: int, **more: Any) -> None:
         now[0] = at
-        pipelines.put("p", {"state": state, "started_at": started_at, "rows": rows, **more})
+        report = contract.PipelineReport(state, started_at=started_at, rows=rows, **more)
+        pipelines.put("p", report)
 
     report(600, "starting", 600, 0)
     report(630, "running", 600, 100, lag=50)
@@ -331,21 +337,21 @@ async def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> 
     again = Pipelines(tmp_path, clock=lambda: now[0])
     await again.start()
     known = again.get("p")
-    assert [(run["state"], run["started_at"], run["rows"]) for run in known["runs"]] == [
+    assert [(run.state, run.started_at, run.rows) for run in known.runs] == [
         ("running", 670, 7),
         ("failed", 600, 150),
     ]
-    assert known["runs"][1]["error"] == "no column"
-    assert known["minutes"] == [
-        {"at": 600, "rows": 100, "lag": 50},
-        {"at": 660, "rows": 50, "lag": None},
-        {"at": 780, "rows": 7, "lag": 3},
+    assert known.runs[1].error == "no column"
+    assert known.minutes == [
+        contract.PipelineMinute(600, 100, 50),
+        contract.PipelineMinute(660, 50, None),
+        contract.PipelineMinute(780, 7, 3),
     ]
     for run in range(40):
-        again.put("p", {"state": "running", "started_at": 1000 + run})
+        again.put("p", contract.PipelineReport("running", started_at=1000 + run))
         now[0] += 60
     known = again.get("p")
-    assert (len(known["runs"]), len(known["minutes"])) == (20, 15)
+    assert (len(known.runs), len(known.minutes)) == (20, 15)
 
 
 def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:
@@ -495,7 +501,7 @@ def test_only_the_same_batch_of_the_same_checkpoint_is_taken_for_written(
     def payloads(topic: str) -> list[int]:
         return [int(row["payload"]) for row in batch_rows(broker=tcp, topic=f"{topic}-{tag}")]
 
-    def run(sink: str, more: str) -> PipelineReport:
+    def run(sink: str, more: str) -> RunReport:
         text = f"""
 name: same-{tag}
 source: {{topic: in-{tag}}}

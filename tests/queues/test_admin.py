@@ -87,7 +87,9 @@ async def test_messages_have_a_status_per_group_and_can_be_deleted_retried_and_b
     assert not await queues.messages.delete(third.partition_id, third.transaction_id)
     again = await pop(queues, "q")  # the deleted one was the last open message of the lease
     assert values(again) == [0, 3]
-    assert await queues.messages.bury(first.partition_id, first.transaction_id, error="enough")
+    assert await queues.messages.move_to_dead_letters(
+        first.partition_id, first.transaction_id, error="enough"
+    )
     assert (await queues.dead.listing(Which())).messages[0].error == "enough"
     with pytest.raises(NotFound):
         await queues.messages.detail(first.partition_id, "nope")

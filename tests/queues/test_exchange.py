@@ -112,7 +112,7 @@ async def test_no_more_leases_are_remembered_than_there_is_room_for(
     async with running(database_url) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
-        memory = queues._deliveries.memory
+        memory = queues._exchanges.memory
         for partition in range(3):
             await push(queues, "q", 1, 2, partition=f"p{partition}")
         taken = [await pop(queues, "q", 2) for _ in range(3)]
@@ -166,7 +166,7 @@ async def test_a_waiting_pop_with_auto_ack_is_handed_its_message_and_completes_i
         assert (values(popped), popped.lease_id, made) == ([1], "", [])
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
         assert await queues.database.fetch("SELECT 1 FROM leases") == []
-        assert len(queues._deliveries.memory) == 0
+        assert len(queues._exchanges.memory) == 0
 
 
 async def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(

@@ -187,7 +187,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def forget_leases(self) -> None:
         """The next acknowledgements are looked up, as are those of what another broker delivered."""
-        memory = self.queues._deliveries.memory
+        memory = self.queues._exchanges.memory
         memory.__init__()  # type: ignore[misc]
 
     @rule(

@@ -109,7 +109,9 @@ async def test_names_that_cannot_be_indexed_are_refused_by_name(database_url: st
                 message.partition_id, message.transaction_id, b"1", names=[long]
             )
         with pytest.raises(InvalidRequest, match="consumerGroup"):
-            await queues.messages.bury(message.partition_id, message.transaction_id, long)
+            await queues.messages.move_to_dead_letters(
+                message.partition_id, message.transaction_id, long
+            )
 
 
 async def test_the_payload_is_whole_json_after_everything(database_url: str) -> None:

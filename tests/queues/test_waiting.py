@@ -37,10 +37,10 @@ async def test_a_pop_that_is_over_leaves_nothing_behind(database_url: str) -> No
 
 async def test_a_wake_up_during_a_look_is_not_lost(database_url: str) -> None:
     waiting = WaitingPop[str]("group")
-    waiting.look()
+    waiting.begin_poll()
     waiting.wake()
     assert await waiting.park(60, lambda _: None) is None  # at once
-    waiting.look()
+    waiting.begin_poll()
     parked = asyncio.create_task(waiting.park(60, lambda _: None))
     await eventually(lambda: waiting.parked)
     waiting.wake()

@@ -1,6 +1,6 @@
 """Take a backup. The docstring of the package explains the order of the steps."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from penstock import __version__
-from penstock.backup import dump, manifest
+from penstock.backup import manifest
+from penstock.backup.dump import Dump
 from penstock.backup.manifest import BackupManifest, Meter, Progress
 from penstock.backup.open_files import LiveFiles
 from penstock.backup.topic_snapshot import OpenFile, TopicSnapshot, open_topic
@@ -42,14 +43,18 @@ def create(
 ) -> BackupManifest:
     """Copy all data of the broker with this configuration, which may be running.
 
-    `tier` also copies segments that are only in the tier. Without it, the backup refers to them.
+    `tier` also copies records that are only in object storage. Without it, the backup refers to
+    them.
     """
     if manifest.NAME in place.names():
         raise Conflict(f"{place.address} already has a backup: name an empty place")
     raise_file_limit()  # all files of a topic are open at once
     backup = _Backup(loaded, place, programs, progress)
-    if tier and loaded.config.topics.tier:
-        backup.tier = ObjectStore(loaded.config.topics.tier, create=False)
+    topics = loaded.config.topics
+    if tier and topics.tier:
+        backup.tier = ObjectStore(topics.tier, create=False)
+    if tier and topics.shared_tier:
+        backup.shared_tier = ObjectStore(topics.shared_tier, create=False)
     return backup.run()
 
 
@@ -64,6 +69,7 @@ class _Backup:
         self._meter = Meter(progress)
         self._manifest = BackupManifest(__version__, _now())
         self.tier: ObjectStore | None = None  # set: copy the segments that are only there
+        self.shared_tier: ObjectStore | None = None  # set: copy the objects of shared topics
 
     def run(self) -> BackupManifest:
         config = self._config
@@ -81,7 +87,8 @@ class _Backup:
                 if name.endswith(JOURNAL)
             }
             schema = config.database.db_schema
-            self._write("queues.dump", dump.dump(url_here(config), schema, self._programs))
+            database = stack.enter_context(Dump(url_here(config), schema, self._programs))
+            self._write("queues.dump", database.parts())
             self._manifest.database_schema = schema
             sending.extend()
             for name, content in journals.items():
@@ -90,6 +97,7 @@ class _Backup:
                 "routes", {n: f for n, f in sending.files.items() if not n.endswith(JOURNAL)}
             )
             self._copy("private", stack.enter_context(LiveFiles(private, elsewhere)).files)
+            self._copy_shared(database.objects)
         if config.topics.enabled and config.data_directory.exists():
             for label, directory in find_logs(config.data_directory).items():
                 self._copy_topic(label, directory)
@@ -135,14 +143,21 @@ class _Backup:
                 self._write(f"{target}/{sealed_name(kind, one.base)}", blocks)
         del snapshot.small[TIER]  # the backup has all segments itself
 
+    def _copy_shared(self, objects: list[str]) -> None:
+        """Copy the objects that rows of shared topics refer to, or record that they stay there."""
+        if self.shared_tier is None:
+            if objects:
+                self._manifest.shared_tier = self._config.topics.shared_tier
+            return
+        self._write_all({name: self.shared_tier.read(name) for name in objects})
+
     def _copy(self, prefix: str, files: dict[str, OpenFile]) -> None:
         self._meter.expected += sum(file.size for file in files.values())
+        self._write_all({f"{prefix}/{name}": file.parts() for name, file in files.items()})
+
+    def _write_all(self, files: Mapping[str, Iterable[bytes]]) -> None:
         with ThreadPoolExecutor(COPIES) as pool:
-            copies = [
-                pool.submit(self._write, f"{prefix}/{name}", file.parts())
-                for name, file in files.items()
-            ]
-            for copy in copies:
+            for copy in [pool.submit(self._write, *file) for file in files.items()]:
                 copy.result()
 
     def _write(self, name: str, parts: Iterable[bytes]) -> None:

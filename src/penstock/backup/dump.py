@@ -1,8 +1,9 @@
-"""Stream the queues of a backup through pg_dump and pg_restore.
+"""Stream the database of a backup through pg_dump and pg_restore.
 
 The embedded database ships both programs. A newer server needs its own: `--programs DIRECTORY`.
 """
 
+import asyncio
 import os
 import subprocess
 import tempfile
@@ -11,24 +12,73 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+import asyncpg
+
 from penstock.database.embedded import BINARIES
 from penstock.errors import Unavailable
 
 READ_BYTES = 1 << 20
+BEGIN = (
+    "SET idle_in_transaction_session_timeout = 0",
+    "SELECT pg_advisory_lock_shared(hashtextextended('shared_removals', 0))",
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+)
 
 
-def dump(url: str, schema: str, programs: Path | None) -> Iterator[bytes]:
-    """Dump the tables of a schema and the function schemas of all releases."""
-    patterns = (f'"{schema}"', f'"{schema}"_fn_*')
-    options = ("--format=custom", "--compress=gzip:1", *(f"--schema={name}" for name in patterns))
-    with _running("pg_dump", url, programs, *options) as process:
-        assert process.stdout is not None
-        while part := process.stdout.read(READ_BYTES):
-            yield part
+class Dump:
+    """A dump of one snapshot. Until the end of the block, no broker deletes an object of shared
+    topics that a row of the snapshot refers to.
+    """
+
+    def __init__(self, url: str, schema: str, programs: Path | None) -> None:
+        self._url = url
+        self._schema = schema
+        self._programs = programs
+        self._runner = asyncio.Runner()
+        self.objects: list[str] = []  # of shared topics, in the object store
+
+    def __enter__(self) -> "Dump":
+        run = self._runner.run
+        try:
+            self._connection = run(asyncpg.connect(self._url, target_session_attrs="primary"))
+            for statement in BEGIN:
+                run(self._connection.execute(statement))
+            rows = run(
+                self._connection.fetch(
+                    f'SELECT DISTINCT object FROM "{self._schema}".shared_batches '
+                    "WHERE object IS NOT NULL ORDER BY 1"
+                )
+            )
+            self.objects = [row["object"] for row in rows]
+        except BaseException as error:
+            self._runner.close()
+            if isinstance(error, asyncpg.PostgresError):
+                raise Unavailable(f"the database cannot be backed up: {error}") from None
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.terminate()
+        self._runner.close()
+
+    def parts(self) -> Iterator[bytes]:
+        """Dump the tables of the schema and the function schemas of all releases."""
+        run = self._runner.run
+        snapshot = run(self._connection.fetchval("SELECT pg_export_snapshot()"))
+        patterns = (f'"{self._schema}"', f'"{self._schema}"_fn_*')
+        options = (f"--snapshot={snapshot}", *(f"--schema={name}" for name in patterns))
+        options = ("--format=custom", "--compress=gzip:1", *options)
+        with _running("pg_dump", self._url, self._programs, *options) as process:
+            assert process.stdout is not None
+            while part := process.stdout.read(READ_BYTES):
+                yield part
+        run(self._connection.execute("COMMIT"))  # what comes now may take long, without a snapshot
 
 
-def load(url: str, parts: Iterable[bytes], programs: Path | None) -> None:
-    """Restore such an archive in one transaction."""
+def load(url: str, schema: str, parts: Iterable[bytes], programs: Path | None) -> None:
+    """Restore such an archive in one transaction. Shared topics then skip the offsets that were
+    given after the dump.
+    """
     options = ("--single-transaction", "--exit-on-error")
     with _running("pg_restore", url, programs, *options) as process:
         assert process.stdin is not None
@@ -38,6 +88,18 @@ def load(url: str, parts: Iterable[bytes], programs: Path | None) -> None:
             process.stdin.close()
         except BrokenPipeError:
             pass  # the program exited; its message follows
+    asyncio.run(_change_timeline(url, schema))
+
+
+async def _change_timeline(url: str, schema: str) -> None:
+    """Let the next append of each shared log skip ahead, as after a failover."""
+    connection = await asyncpg.connect(url, target_session_attrs="primary")
+    try:
+        table = f'"{schema}".shared_logs'
+        if await connection.fetchval("SELECT to_regclass($1)", table):  # 0.2.0 does not have it
+            await connection.execute(f"UPDATE {table} SET timeline = 0")
+    finally:
+        await connection.close()
 
 
 @contextmanager
@@ -82,4 +144,8 @@ def _without_password(url: str) -> str:
 
 def _env(url: str) -> dict[str, str]:
     password = urlsplit(url).password
-    return {**os.environ, **({"PGPASSWORD": unquote(password)} if password else {})}
+    own = {
+        "PGTARGETSESSIONATTRS": "primary",
+        **({"PGPASSWORD": unquote(password)} if password else {}),
+    }
+    return {**os.environ, **own}

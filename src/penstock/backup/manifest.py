@@ -11,7 +11,14 @@ from penstock.protocol.names import is_relative_path, is_topic_name
 
 NAME = "manifest.json"
 FORMAT = 1
-DIRECTORIES = ("topics", "private", "buffers", "routes")  # of a backup; the rest are single files
+OBJECTS = "shared"  # of shared topics, under the names that they have in the object store
+DIRECTORIES = (
+    "topics",
+    "private",
+    "buffers",
+    "routes",
+    OBJECTS,
+)  # of a backup; the rest are single files
 Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
 
 
@@ -28,6 +35,7 @@ class BackupManifest(msgspec.Struct):
     topics: dict[str, int] = {}  # name -> next offset
     files: dict[str, BackupFile] = {}
     tier: str = ""  # the tier with older segments that are not in the backup
+    shared_tier: str = ""  # the object storage with records of shared topics that are not in it
     format: int = FORMAT
 
     def pack(self) -> bytes:

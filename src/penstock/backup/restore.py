@@ -14,7 +14,7 @@ from penstock.broker import RESTORING
 from penstock.config import Config
 from penstock.config.database_url import EMBEDDED, url_of
 from penstock.database.embedded import EmbeddedPostgres
-from penstock.errors import Conflict, Damaged, NotFound
+from penstock.errors import ConfigError, Conflict, Damaged, NotFound
 from penstock.io.fs import DISK
 from penstock.log.layout import LOGS
 from penstock.log.verify import verify
@@ -52,6 +52,12 @@ def restore(
     listed = read_manifest(place)
     private = config.private_directory
     _check_empty(config)
+    objects = [name for name in listed.files if name.startswith(f"{manifest.OBJECTS}/")]
+    if objects and not config.topics.shared_tier:
+        raise ConfigError(
+            "the backup has objects of shared topics: name the object storage for them, "
+            "topics.shared_tier"
+        )
     staging = private / RESTORING
     staging.mkdir(parents=True)
     private.chmod(0o750)
@@ -74,8 +80,13 @@ def restore(
                 os.fsync(out.fileno())
     for topic, next_offset in listed.topics.items():
         _check_topic(_staged(staging, topic), next_offset)
+    if objects:
+        store = ObjectStore(config.topics.shared_tier)
+        for name in objects:
+            store.write(name, reader.read(name))
+        store.sync(objects)
     if listed.database_schema:
-        _load(config, staging, reader.read("queues.dump"), programs)
+        _load(config, listed.database_schema, staging, reader.read("queues.dump"), programs)
     for staged, target in targets.values():
         if staged.exists():
             target.mkdir(parents=True, exist_ok=True)
@@ -133,16 +144,18 @@ async def _check_database(url: str, schema: str) -> None:
         await connection.close()
 
 
-def _load(config: Config, staging: Path, parts: Iterator[bytes], programs: Path | None) -> None:
+def _load(
+    config: Config, schema: str, staging: Path, parts: Iterator[bytes], programs: Path | None
+) -> None:
     if url := url_of(config.database):
-        dump.load(url, parts, programs)
+        dump.load(url, schema, parts, programs)
         return
     private = config.private_directory
     server = EmbeddedPostgres(private / EMBEDDED, home=private)
     staging.chmod(0o755)
     server.start()
     try:
-        dump.load(server.url, parts, programs)
+        dump.load(server.url, schema, parts, programs)
     finally:
         server.stop()
 

@@ -51,7 +51,7 @@ def backup_command(
 
     `penstock backup s3://bucket/penstock/monday`
 
-    :param tier: Also copy topic segments that are only in the tier.
+    :param tier: Also copy records of topics that are only in object storage.
     """
     loaded = given.load()
     with _bar("backup") as bar:
@@ -95,8 +95,8 @@ def _report(what: str, done: BackupManifest) -> None:
         f"{what} {len(done.topics)} topics and {'all' if done.database_schema else 'no'} queues, "
         f"{len(done.files)} files, {size:,} bytes; state of {done.began_at}"
     )
-    if done.tier:
-        print(f"Older records of topics are not in it: they are read from {done.tier}")
+    for address in filter(None, (done.tier, done.shared_tier)):
+        print(f"Older records of topics are not in it: they are read from {address}")
 
 
 @contextmanager

@@ -9,11 +9,13 @@ reminders for later, a schedule, a topic with two groups, a route whose destinat
 down, and the reports of three pipelines. Everything has `demo-` in front of its name and is removed
 again at Ctrl-C and SIGTERM, unless `--keep`.
 
-Each part is a loop of its own that uses the public API. While the broker is away, they wait.
+It pushes and consumes with the Python client; each other part is a loop of its own that uses the
+HTTP API, which is all that may be reachable. While the broker is away, they wait.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -28,9 +30,10 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from penstock.cli import BrokerApi, app
+from penstock.client import Client, Message
 from penstock.client.brokers import Brokers
+from penstock.client.consumer import ConsumerOptions
 from penstock.errors import NotFound, PenstockError, Unavailable
-from penstock.net.addresses import resource
 
 QUEUES: dict[str, dict[str, Any]] = {  # with their options
     "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
@@ -39,6 +42,13 @@ QUEUES: dict[str, dict[str, Any]] = {  # with their options
     "demo-thumbnails": {"ordering": "none", "leaseTime": 60},
     "demo-audit-log": {"ttl": 3600},
 }
+CONSUMERS = (  # address, seconds that a message takes, how many of them fail
+    ("demo-orders@billing", 0.002, 0.0),
+    ("demo-orders@mail", 0.02, 0.0),
+    ("demo-payments@gateway", 0.01, 0.06),
+    ("demo-emails@smtp", 0.004, 0.0),
+    ("demo-thumbnails@resize", 0.25, 0.0),
+)
 TOPIC, ROUTE, SCHEDULE = "demo-clicks", "demo-warehouse", "demo-nightly-report"
 PIPELINES = ("demo-enrich-orders", "demo-nightly-rollup", "demo-import-prices")
 GRAPH = [  # of the first pipeline: kind, name, title, inputs
@@ -54,23 +64,26 @@ FAILURES = (
     *["card declined by the issuer"] * 3,
     "currency 'XXU' is unknown",
 )
-FAILING = 0.06  # of payments
 RETRY_SECONDS = 1.0
 UP_SECONDS, DOWN_SECONDS = 40.0, 20.0  # of the route's destination
 REMINDER_SECONDS = 3600  # that a reminder waits
-REPORT_SECONDS = 5.0  # between two reports of a consumer
-POP_WAIT_MS = 1000
+ANSWER_SECONDS = 5.0  # that requests under way get when the shop closes
 NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Margaret")
+
+
+class PaymentFailed(Exception):
+    """What a consumer of the demo fails with."""
 
 
 class Shop:
     def __init__(self, api: BrokerApi, rate: float) -> None:
         self.brokers = Brokers([api.url], token=api.token or None, retry_for=0.0)
+        self.client = Client(api.url, token=api.token or None)
+        self._pushes = self.client.buffer(linger=0.0)
         self._rate = rate  # orders per second
         self._order = 0
         self._chance = random.Random(7)
         self._destination_up = True
-        self._workers: dict[str, dict[str, Any]] = {}  # name -> what it reports of itself
         self._requests: set[asyncio.Future[Any]] = set()  # that are not answered yet
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
@@ -93,8 +106,15 @@ class Shop:
         destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
         body = {"name": ROUTE, "source": {"topic": TOPIC}, "destination": destination}
         await self.ask("POST", "/api/v1/routes", body)
-        schedule = {"cron": "0 3 * * *", "timezone": "Europe/Rome", "queue": "demo-emails"}
-        await self.ask("PUT", f"/api/v1/schedules/{SCHEDULE}", schedule | {"payload": {"id": 0}})
+        await self.client.schedules.create(
+            SCHEDULE,
+            cron="0 3 * * *",
+            timezone="Europe/Rome",
+            queue="demo-emails",
+            payload={"id": 0},
+        )
+        for address, seconds, failing in CONSUMERS:
+            self._consume(address, seconds, failing)
 
     def parts(self) -> list[Callable[[], Awaitable[None]]]:
         return [
@@ -104,18 +124,12 @@ class Shop:
             self._report_pipelines,
             self._read_topic,
             self._push_reminders,
-            self._report_consumers,
-            lambda: self._consume("demo-orders", "billing", 0.002),
-            lambda: self._consume("demo-orders", "mail", 0.02),
-            lambda: self._consume("demo-payments", "gateway", 0.01, failing=FAILING),
-            lambda: self._consume("demo-emails", "smtp", 0.004),
-            lambda: self._consume("demo-thumbnails", "resize", 0.25),
+            lambda: self.client.run(handle_signals=False),
         ]
 
     async def _push_orders(self) -> None:
         chance = self._chance
         swing = 1 + 0.6 * random.Random(int(time.time() / 15)).random()
-        items: list[dict[str, Any]] = []
         for _ in range(max(1, round(self._rate * swing))):
             self._order += 1
             order = {
@@ -135,57 +149,26 @@ class Shop:
             wanted += ["demo-emails"] * (chance.random() < 0.7)
             wanted += ["demo-thumbnails"] * (chance.random() < 0.12)
             wanted += ["demo-audit-log"] * (chance.random() < 0.2)
-            items += [
-                {"queue": queue, "partition": partition, "payload": order, "headers": headers}
-                for queue in wanted
-            ]
-        await self.ask("POST", "/api/v1/push", {"items": items})
+            for queue in wanted:
+                await self._pushes.push(queue, order, partition=partition, headers=headers)
         await asyncio.sleep(1)
 
-    async def _consume(self, queue: str, group: str, seconds: float, failing: float = 0.0) -> None:
-        """Take some messages, work for `seconds` on each, and answer; `failing` of them fail."""
-        query = {"consumerGroup": group, "batch": 20, "partitions": 10}
-        target = resource("/api/v1/pop/queue", queue, **query, wait="true", timeout=POP_WAIT_MS)
-        popped = await self.ask("GET", target)
-        messages = popped["messages"] if popped else []
-        await asyncio.sleep(seconds * len(messages))
-        answers = []
-        worker = self._workers.setdefault(
-            group,
-            {"id": group, "name": f"{group}-1", "queue": queue, "group": group, "concurrency": 20,
-             "handled": 0, "failed": 0},
-        )  # fmt: skip
-        worker["inFlight"] = len(messages)
-        for message in messages:
-            failed = message["data"]["id"] * 7919 % 1000 / 1000 < failing
-            error = random.Random(message["data"]["id"]).choice(FAILURES)
-            answers.append(
-                {name: message[name] for name in ("transactionId", "partitionId", "leaseId")}
-                | {"worker": worker["name"]}
-                | ({"status": "failed", "error": error} if failed else {"status": "completed"})
-            )
-            worker["handled"] += 1
-            if failed:
-                worker["failed"] += 1
-                now = datetime.now(UTC).isoformat()
-                worker["lastError"], worker["lastErrorAt"] = error, now
-        if answers:
-            body = {"consumerGroup": group, "acknowledgments": answers}
-            await self.ask("POST", "/api/v1/ack/batch", body)
+    def _consume(self, address: str, seconds: float, failing: float) -> None:
+        """Consume with a function that takes `seconds`; `failing` of the messages fail."""
+
+        async def work(message: Message) -> None:
+            await asyncio.sleep(seconds)
+            if message.data["id"] * 7919 % 1000 / 1000 < failing:
+                raise PaymentFailed(random.Random(message.data["id"]).choice(FAILURES))
+
+        name = f"{address.partition('@')[2]}-1"
+        options = ConsumerOptions(batch=20, partitions=10, name=name, tracebacks=False)
+        self.client.consumer(address, **options)(work)
 
     async def _push_reminders(self) -> None:
-        item = {
-            "queue": "demo-emails",
-            "payload": {"id": self._order, "remind": "your basket waits"},
-            "delay": REMINDER_SECONDS,
-        }
-        await self.ask("POST", "/api/v1/push", {"items": [item]})
+        reminder = {"id": self._order, "remind": "your basket waits"}
+        await self._pushes.push("demo-emails", reminder, delay=REMINDER_SECONDS)
         await asyncio.sleep(10)
-
-    async def _report_consumers(self) -> None:
-        """As the client's consumers do."""
-        await self.ask("POST", "/api/v1/consumers", {"consumers": list(self._workers.values())})
-        await asyncio.sleep(REPORT_SECONDS)
 
     async def _produce_clicks(self) -> None:
         pages = [f"/p/{self._chance.randrange(40)}" for _ in range(max(1, round(self._rate * 2)))]
@@ -258,7 +241,7 @@ class Shop:
     async def clean_up(self) -> None:
         """Remove everything. A push that is under way would create its queue again: wait for it."""
         if self._requests:
-            await asyncio.wait(self._requests, timeout=REPORT_SECONDS)
+            await asyncio.wait(self._requests, timeout=ANSWER_SECONDS)
         removals = [f"/api/v1/routes/{ROUTE}?force=true", f"/topics/{TOPIC}"]
         removals += [f"/api/v1/schedules/{SCHEDULE}"]
         removals += [f"/api/v1/resources/queues/{queue}" for queue in QUEUES]
@@ -277,6 +260,7 @@ async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
 
 
 async def run(api: BrokerApi, rate: float, keep: bool) -> None:
+    logging.getLogger("penstock.client").setLevel(logging.ERROR)  # payments fail on purpose
     shop = Shop(api, rate)
     this = asyncio.current_task()
     assert this is not None
@@ -290,6 +274,7 @@ async def run(api: BrokerApi, rate: float, keep: bool) -> None:
     except* PenstockError as errors:
         raise errors.exceptions[0] from None
     finally:
+        await shop.client.close()
         if not keep:
             print("Removing what the demo made ...")
             await shop.clean_up()

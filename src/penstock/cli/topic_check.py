@@ -1,6 +1,8 @@
 """`penstock topic verify` and `topic scrub`: is what is on disk what was written?"""
 
+import asyncio
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ from penstock.cli import BrokerConfig, ConfigFile, Settings, WatchApi, say
 from penstock.cli.tables import Facts, View, fact, print_json
 from penstock.cli.topic import JsonLines, Quiet, TopicAddress, commands, progress_bar
 from penstock.cli.topic_tier import configured
+from penstock.config import Config
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ def verify(
     json: JsonLines = False,
     quiet: Quiet = False,
     tier: bool = False,
+    shared: bool = False,
     config: ConfigFile = None,
     settings: Settings = None,
     broker: TopicAddress = TopicAddress(),
@@ -35,8 +39,8 @@ def verify(
     """Read every file of the topics and verify checksums, offsets and indexes. Exit code 1 if
     something is damaged.
 
-    With --tier, it verifies the objects in the tier instead. The broker's configuration has the
-    address of the tier.
+    With --tier, it verifies the objects in the tier instead; with --shared, the shared topics in
+    PostgreSQL and object storage. The broker's configuration has the addresses.
 
     Examples:
 
@@ -46,11 +50,20 @@ def verify(
 
     `penstock topic verify --tier --config penstock.yml`
 
+    `penstock topic verify --shared --config penstock.yml`
+
     :param topics: Topics to verify; default: all.
     :param data_dir: The broker's data directory.
     :param live: The broker is running: ask it for the end of each topic, and check up to there.
     :param tier: Verify the objects in the tier instead.
+    :param shared: Verify shared topics instead, in the database and in object storage.
     """
+    if shared:
+        loaded = BrokerConfig(config, data_dir, settings).load().config
+        with progress_bar(quiet, None, "checking") as advance:
+            found = asyncio.run(_verify_shared(loaded, set(topics), lambda size: advance(size, 0)))
+        _show_tier(found, set(topics), json)
+        return
     if tier:
         from penstock.object_store import ObjectStore
         from penstock.topics.tier.verify import verify_tier
@@ -88,14 +101,52 @@ def verify(
         raise SystemExit(1)
 
 
+async def _verify_shared(
+    config: Config, names: set[str], progress: Callable[[int], None]
+) -> "list[TierReport]":
+    import asyncpg
+
+    from penstock.config.database_url import url_here
+    from penstock.object_store import ObjectStore
+    from penstock.topics.shared.calls import LOGS
+    from penstock.topics.shared.verify import check, report_of
+
+    address = config.topics.shared_tier
+    store = ObjectStore(address, create=False) if address else None
+
+    async def fetch(name: str, position: int, size: int) -> bytes:
+        if store is None:
+            raise PenstockError("records are in object storage: configure topics.shared_tier")
+        return await asyncio.to_thread(store.read_range, name, position, size)
+
+    path = {"search_path": config.database.db_schema}
+    try:
+        connection = await asyncpg.connect(url_here(config), server_settings=path)
+    except asyncpg.PostgresError as error:
+        raise PenstockError(f"no connection to the database: {error}") from None
+    try:
+        reports: list[TierReport] = []
+        for row in await connection.fetch(LOGS, None):
+            if not names or row["topic"] in names:
+                report = report_of(row)
+                async for size in check(row["id"], report, connection.fetch, fetch):
+                    progress(size)
+                reports.append(report)
+    finally:
+        await connection.close()
+    return reports
+
+
 def _show_tier(reports: "list[TierReport]", topics: set[str], json: bool) -> None:
     missing = sorted(topics - {report.topic for report in reports})
     if missing:
-        say(f"penstock: the tier has no topic {', '.join(missing)}")
+        say(f"penstock: there is no topic {', '.join(missing)}")
     for report in reports:
-        unnamed = f", {report.unnamed} objects that are not needed" if report.unnamed else ""
+        rest = f", {report.unnamed} objects that are not needed" if report.unnamed else ""
+        if report.missing:
+            rest += f", {report.missing:,} offsets without a record"
         offsets = f"offsets {report.first_offset:,} to {report.next_offset - 1:,}, "
-        _print(report, report.topic, offsets, unnamed, json)
+        _print(report, report.topic, offsets, rest, json)
     if missing or not all(report.sound for report in reports):
         raise SystemExit(1)
 

@@ -58,6 +58,8 @@ MIN_AHEAD_SECONDS = 0.002  # what a handler must take that fetching ahead is wor
 MAX_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
 MAX_TRACEBACK_CHARS = 4000  # kept with a dead letter: the end, where the error is
 OUR_FRAMES = (str(Path(__file__).parent), str(Path(thread.__file__).parent))
+# A handler that raises these has failed as with any other exception: it does not end the worker.
+NOT_OURS = (SystemExit, asyncio.CancelledError)
 P = ParamSpec("P")
 R = TypeVar("R")
 Errors = tuple[type[Exception], ...]
@@ -88,7 +90,7 @@ class RetryPolicy:
     def retries(self, failure: BaseException) -> bool:
         """Whether another attempt makes sense after this exception."""
         fatal = isinstance(failure, self.dead_letter_on)
-        return not fatal and isinstance(failure, (*self.retry_on, asyncio.CancelledError))
+        return not fatal and isinstance(failure, (*self.retry_on, *NOT_OURS))
 
 
 def backoff(
@@ -497,10 +499,7 @@ class Consumer(Generic[P, R]):
             outcome, failure = Outcome("retry", str(again) or None, again.delay), again
         except DeadLetter as error:
             outcome, failure = Outcome("dlq", str(error) or "put aside by the consumer"), error
-        except (
-            Exception,
-            asyncio.CancelledError,
-        ) as error:  # whatever the user's code raises: an attempt that failed
+        except (Exception, *NOT_OURS) as error:  # whatever the user's code raises: it failed
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise  # not the handler's own: somebody cancels us
             outcome, failure = self._failed(error, messages[0].attempt), error
@@ -513,12 +512,14 @@ class Consumer(Generic[P, R]):
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 await self._handler.call(payloads, messages, self._threads, *more)
-        except TimeoutError:
+        except TimeoutError as cut:
             if not limit.expired():
                 raise  # the function's own
             if self._threads is not None:
                 self._note_hanging()
-            raise TimeoutError(f"the handler did not end within {self.timeout:g} s") from None
+            error = TimeoutError(f"the handler did not end within {self.timeout:g} s")
+            cause = cut.__cause__ or cut  # its traceback leads to where the function was
+            raise error.with_traceback(cause.__traceback__) from None
 
     def _note_hanging(self) -> None:
         """Count a thread that hangs: it cannot be stopped from outside. End the consumer when as
@@ -539,8 +540,8 @@ class Consumer(Generic[P, R]):
 
     def _failed(self, error: BaseException, attempt: int) -> Outcome:
         text = f"{type(error).__name__}: {error}"
-        if self._tracebacks:
-            text += f"\n\n{_traceback(error)[-MAX_TRACEBACK_CHARS:]}"
+        if self._tracebacks and (frames := _traceback(error)):
+            text += f"\n\n{frames[-MAX_TRACEBACK_CHARS:]}"
         if self._retry is None:
             return Outcome("failed", text)
         if not self._retry.retries(error):
@@ -562,12 +563,10 @@ class Consumer(Generic[P, R]):
         final = outcome.status == "dlq" or (
             outcome.status == "failed" and 0 < first.max_attempts <= first.attempt
         )
-        if final:
-            following = "no further attempt"
-        elif outcome.delay:
-            following = f"next attempt in {outcome.delay:.1f} s"
-        else:
-            following = "next attempt as the queue says" if outcome.status == "failed" else "again"
+        delay = outcome.delay
+        if outcome.status == "failed" and self._retry is None:
+            delay = first.retry_delay or 0.0
+        following = "no further attempt" if final else f"next attempt in {delay:.1f} s"
         log.log(
             logging.INFO if outcome.status == "retry" else logging.WARNING,
             "%s: %s in partition %s%s, attempt %d%s: %s; %s",
@@ -588,7 +587,7 @@ class Consumer(Generic[P, R]):
                 "attempt": first.attempt,
                 "max_attempts": first.max_attempts,
                 "outcome": "dlq" if final else outcome.status,
-                "next_attempt_seconds": None if final else outcome.delay,
+                "next_attempt_seconds": None if final else delay,
                 "error": reason,
             },
         )
@@ -627,13 +626,15 @@ class Consumer(Generic[P, R]):
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback, without the frames that lead to the user's function."""
+    """Return the traceback, without the frames that lead to the user's function; empty if there
+    are no others.
+    """
     about = traceback.TracebackException.from_exception(error)
     for place, frame in enumerate(about.stack):
         if not frame.filename.startswith(OUR_FRAMES):
             del about.stack[:place]
-            break
-    return "".join(about.format()).rstrip()
+            return "".join(about.format()).rstrip()
+    return ""
 
 
 def _being_cancelled() -> bool:

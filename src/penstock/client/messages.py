@@ -55,7 +55,7 @@ class Address:
         return resource("/api/v1/pop/queue", self.queue, *partition)
 
 
-class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):
+class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True, weakref=True):
     """A received message. `data` is the payload, decoded on first access; `raw` its JSON text."""
 
     id: str
@@ -72,6 +72,7 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
     queue: str = ""
     attempt: int = 1  # the number of this delivery to the group; releases do not count
     max_attempts: int = 0  # before the message becomes a dead letter; 0: not known
+    retry_delay: float | None = None  # seconds before the next attempt of the queue; None: unknown
 
     @cached_property
     def data(self) -> Any:

@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from datetime import datetime, timedelta
 from math import inf
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -251,8 +251,8 @@ class QueueClient:
         """Fetch up to `batch` messages. Returns an empty list if none arrive within `wait` seconds.
 
         The messages are leased to this client. The lease is extended in the background until they
-        are acknowledged, unless you pass `renew=False`. Without an address, messages come from any
-        queue of the namespace or task.
+        are acknowledged or your program has let go of them, unless you pass `renew=False`. Without
+        an address, messages come from any queue of the namespace or task.
         """
         where = Address.parse(address) if address is not None else None
         if where is None and not (namespace or task):
@@ -261,12 +261,12 @@ class QueueClient:
             where,
             batch=batch,
             wait=wait,
-            autoAck="true" if auto_ack else None,
-            partitions=partitions if partitions > 1 else None,
+            auto_ack=auto_ack,
+            partitions=partitions,
             namespace=namespace,
             task=task,
-            subscriptionMode=subscription_mode,
-            subscriptionFrom=iso_time(subscription_from),
+            subscription_mode=subscription_mode,
+            subscription_from=subscription_from,
         )
         started = tracing.now()
         # A pop whose answer was lost has leased messages to nobody: they come again when the lease
@@ -282,21 +282,17 @@ class QueueClient:
         source = str(address or namespace or task)
         return self._messages_of(answer, source, started, renew=renew and not auto_ack)
 
-    async def _ack_and_pop(  # noqa: PLR0913 public, by keyword
+    async def _ack_and_pop(
         self,
         address: str | Address,
         answers: Sequence[tuple[Received, Answer]],
         acked: Callable[[Sequence[Acked]], None],
         *,
-        batch: int = 1,
-        wait: float = 0.0,
-        partitions: int = 1,
-        subscription_mode: str | None = None,
-        subscription_from: datetime | str | None = None,
-        auto_ack: Literal[False] = False,
+        wait: float,
+        **options: Any,
     ) -> list[Message]:
-        """Acknowledge messages of the address's group and fetch the next ones, in one request.
-        `acked` is called with the results of the acknowledgements.
+        """Acknowledge messages of the address's group and fetch the next ones, in one request, with
+        the options of `pop`. `acked` is called with the results of the acknowledgements.
 
         This request is not retried. After an error, acknowledge the messages again; repeating an
         ack is safe.
@@ -304,14 +300,7 @@ class QueueClient:
         where = Address.parse(address)
         group = where.group or QUEUE_MODE
         if not self._separate_acks:
-            target = _pop_target(
-                where,
-                batch=batch,
-                wait=wait,
-                partitions=partitions if partitions > 1 else None,
-                subscriptionMode=subscription_mode,
-                subscriptionFrom=iso_time(subscription_from),
-            )
+            target = _pop_target(where, wait=wait, **options)
             self._leases.drop(message for message, _ in answers)
             started = tracing.now()
             answer = await self._brokers.ask(
@@ -328,16 +317,7 @@ class QueueClient:
                 return self._messages_of(answer, str(where), started, renew=True)
             self._separate_acks = True  # a broker that does not have it
         acked(await self._acked(answers, group))
-        return await self.pop(
-            where,
-            batch=batch,
-            wait=wait,
-            partitions=partitions,
-            subscription_mode=subscription_mode,
-            subscription_from=subscription_from,
-            auto_ack=auto_ack,
-            retry_for=0.0,
-        )
+        return await self.pop(where, wait=wait, retry_for=0.0, **options)
 
     def _messages_of(
         self, answer: HttpAnswer, source: str, started: int, *, renew: bool
@@ -347,8 +327,9 @@ class QueueClient:
         if not popped.messages:
             self._report_missing(source, answer.headers.get("empty-reason"))
             return []
-        most = answer.headers.get("max-attempts", "")
+        most, delay = answer.headers.get("max-attempts", ""), answer.headers.get("retry-delay")
         for message in popped.messages:
+            message.retry_delay = None if delay is None else float(delay)
             message.queue = message.queue or popped.queue
             message.max_attempts = int(most) if most.isdecimal() else 0
         bind(popped.messages, self._answers_to)
@@ -563,12 +544,27 @@ async def received_late(fetch: "asyncio.Future[list[Message]]") -> list[Message]
     return fetch.result() if not fetch.cancelled() and fetch.exception() is None else []
 
 
-def _pop_target(where: Address | None, *, wait: float, **query: str | int | None) -> str:
+def _pop_target(
+    where: Address | None,
+    *,
+    wait: float,
+    auto_ack: bool,
+    partitions: int,
+    subscription_mode: str | None,
+    subscription_from: datetime | str | None,
+    **query: str | int | None,
+) -> str:
+    """The path and query of a pop."""
+    query |= {
+        "autoAck": "true" if auto_ack else None,
+        "partitions": partitions if partitions > 1 else None,
+        "subscriptionMode": subscription_mode,
+        "subscriptionFrom": iso_time(subscription_from),
+        "consumerGroup": where.group if where is not None else None,
+    }
     named = {name: value for name, value in query.items() if value}
     if wait > 0:
         named |= {"wait": "true", "timeout": round(wait * 1000)}
-    if where is not None and where.group is not None:
-        named["consumerGroup"] = where.group
     path = where.pop_path if where is not None else "/api/v1/pop"
     return f"{path}?{urlencode(named)}"
 

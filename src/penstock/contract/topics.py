@@ -236,7 +236,7 @@ class Pass(Struct, kw_only=True):
     segments: int = 0
     bytes: int = 0  # of data
     unchecked_bytes: int = 0  # that no checksum covers
-    findings: int = 0  # that were not known before
+    findings: int = 0  # that were not known before; all those in shared topics
 
 
 class ScrubStatus(Struct):

@@ -90,6 +90,16 @@ class Batcher(Generic[T, R]):
                 self._gather()
         return future
 
+    async def ask(self, request: T) -> R:
+        """The request's result. It goes to `unclaimed` if this is cancelled."""
+        future = self.submit(request)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if not future.cancelled() and future.exception() is None:
+                self._unclaimed(future.result())
+            raise
+
     async def drain(self) -> None:
         """Wait for the calls under way."""
         while self._tasks:

@@ -37,7 +37,7 @@ WATCH_SECONDS = 0.25
 
 
 class Checkout:
-    """A connection for the time of an `async with`; a class, since every call goes through it."""
+    """A connection of the pool for the time of an `async with`, and what an error on it means."""
 
     __slots__ = ("_connection", "_database")
 
@@ -45,11 +45,32 @@ class Checkout:
         self._database = database
 
     async def __aenter__(self) -> Any:
-        self._connection = await self._database.check_out()
+        database = self._database
+        if not database.healthy:
+            raise Unavailable("the database is down")
+        try:
+            self._connection = await database._pool.acquire()
+        except UNREACHABLE as error:
+            raise await database._health.suspect(error) from error
+        database._active.set()
         return self._connection
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        await self._database.check_in(self._connection, error)
+        database, connection = self._database, self._connection
+        try:
+            if isinstance(error, GONE):
+                if not isinstance(error, asyncpg.InterfaceError) or connection.is_closed():
+                    raise await database._health.suspect(error) from error
+                # otherwise a wrong argument, not a lost connection
+            elif isinstance(error, asyncpg.QueryCanceledError):
+                raise Busy("the database took too long") from error
+            elif isinstance(error, NO_ROOM):
+                log.error("PostgreSQL: %s", error)
+                raise Busy("the database cannot write") from error
+        finally:
+            # an error that the server reported leaves the connection as it was
+            usable = error is None or isinstance(error, asyncpg.PostgresError)
+            database._pool.release(connection, usable=usable and database.healthy)
 
 
 class Database:
@@ -81,12 +102,11 @@ class Database:
             if settings.read_url
             else None
         )
-        self._in_flight: dict[asyncpg.Connection, float] = {}  # since when
         self.metrics = metrics  # of the broker, for the parts that use this database
         self._active = asyncio.Event()  # there may be calls in flight
         self._watching: asyncio.Task[None] | None = None
         self._health = DatabaseHealth(
-            settings, self._connector, self.embedded, sql, metrics, lambda: len(self._in_flight)
+            settings, self._connector, self.embedded, sql, metrics, lambda: len(self._pool.used)
         )
         self._notifications = Notifications(settings, self._connector, self._health, metrics)
         self.on_change(self._set_healthy)
@@ -98,7 +118,7 @@ class Database:
         metrics.gauge(
             "penstock_database_in_flight",
             "SQL calls of this broker in flight",
-            read=lambda: len(self._in_flight),
+            read=lambda: len(self._pool.used),
         )
 
     def _set_healthy(self, healthy: bool) -> None:
@@ -176,7 +196,7 @@ class Database:
         """Run one statement; again when it lost a deadlock, for then nothing of it was done."""
         for attempt in range(ATTEMPTS):
             try:
-                async with self.connection() as connection:
+                async with Checkout(self) as connection:
                     rows: list[asyncpg.Record] = await connection.fetch(sql, *args)
                     return rows
             except UNDONE:
@@ -242,40 +262,11 @@ class Database:
                     raise lost from error
         raise Unavailable("the database is down")
 
-    def connection(self) -> "Checkout":
+    def connection(self) -> Checkout:
         """An asyncpg connection from the pool, for an `async with`. Session state must not be
         changed on it (SET LOCAL is fine).
         """
         return Checkout(self)
-
-    async def check_out(self) -> Any:
-        if not self.healthy:
-            raise Unavailable("the database is down")
-        try:
-            connection = await self._pool.acquire()
-        except UNREACHABLE as error:
-            raise await self._health.suspect(error) from error
-        self._in_flight[connection] = time.monotonic()
-        self._active.set()
-        return connection
-
-    async def check_in(self, connection: Any, error: BaseException | None) -> None:
-        """Take a connection back, and say what an error on it means."""
-        try:
-            if isinstance(error, GONE):
-                if not isinstance(error, asyncpg.InterfaceError) or connection.is_closed():
-                    raise await self._health.suspect(error) from error
-                # otherwise a wrong argument, not a lost connection
-            elif isinstance(error, asyncpg.QueryCanceledError):
-                raise Busy("the database took too long") from error
-            elif isinstance(error, NO_ROOM):
-                log.error("PostgreSQL: %s", error)
-                raise Busy("the database cannot write") from error
-        finally:
-            self._in_flight.pop(connection, None)
-            # an error that the server reported leaves the connection as it was
-            usable = error is None or isinstance(error, asyncpg.PostgresError)
-            self._pool.release(connection, usable=usable and self.healthy)
 
     async def drop_unused_functions(self) -> list[str]:
         """Drop the SQL functions of releases that no broker was seen of for long."""
@@ -288,11 +279,11 @@ class Database:
         while True:
             await self._active.wait()
             await asyncio.sleep(WATCH_SECONDS)
-            if not self._in_flight:
+            if not self._pool.used:
                 self._active.clear()
                 continue
             now = time.monotonic()
-            oldest = min(self._in_flight.values(), default=now)
+            oldest = min(self._pool.used.values(), default=now)
             # Half, so that a push waits for little more than one limit until it is buffered.
             if (
                 self.healthy

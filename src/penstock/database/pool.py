@@ -25,12 +25,12 @@ class Pool:
         self._timeout = timeout  # seconds that a caller waits for a connection
         self._room = asyncio.Semaphore(max_size)  # who has a turn may have a connection
         self._idle: list[tuple[Any, float]] = []  # since when; the last used one is the last
-        self._used: set[Any] = set()
+        self.used: dict[Any, float] = {}  # connections in use; since when (monotonic)
         self._timer: asyncio.TimerHandle | None = None  # set while something is idle
 
     @property
     def size(self) -> int:
-        return len(self._used) + len(self._idle)
+        return len(self.used) + len(self._idle)
 
     @property
     def idle(self) -> int:
@@ -54,12 +54,12 @@ class Pool:
         except BaseException:
             self._room.release()
             raise
-        self._used.add(connection)
+        self.used[connection] = time.monotonic()
         return connection
 
     def release(self, connection: Any, *, usable: bool) -> None:
         """Take a connection back; one that is not usable, or in a transaction, is dropped."""
-        self._used.discard(connection)
+        del self.used[connection]
         if usable and not connection.is_closed() and not connection.is_in_transaction():
             self._idle.append((connection, time.monotonic()))
             if self._timer is None:
@@ -78,7 +78,7 @@ class Pool:
                     await self._room.acquire()
         closing = [connection.close(timeout=CLOSE_SECONDS) for connection, _ in self._idle]
         await asyncio.gather(*closing, return_exceptions=True)
-        for connection in self._used:
+        for connection in self.used:
             connection.terminate()
 
     def _close_later(self) -> None:

@@ -20,7 +20,7 @@ from penstock.protocol.latency import Latencies
 from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.status import NOT_JSON
 from penstock.protocol.times import epoch_millis
-from penstock.queues.admin.messages import place_of
+from penstock.queues.admin.messages import page_start
 from penstock.queues.engine import Queues
 
 
@@ -198,7 +198,7 @@ class Inspection:
         number = None
         if partition:
             number = await self._catalog.partition(queue, partition) or 0
-        after, hits, searched = place_of(cursor), [], 0
+        after, hits, searched = page_start(cursor), [], 0
         while searched < most:
             step = min(ROWS_PER_STEP, most - searched)
             rows = await self._database.browse(

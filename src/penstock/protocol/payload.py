@@ -5,7 +5,7 @@ consumer cannot see that it was something else. So we look at what is pushed: qu
 where that sees more than plain JSON, once more to name the place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from math import isfinite as _isfinite
@@ -95,14 +95,22 @@ def _check(value: Any, path: str) -> None:
                 value, builtin_types=(*_BINARY, *_AS_TEXT, Decimal), enc_hook=_plain
             )
         except TypeError as error:
+            for name in _fields(type(value)):
+                _check(getattr(value, name), f"{path}.{name}")
             raise InvalidRequest(
-                f"{_place(path)} is or contains an instance of {error}, which JSON cannot "
-                "express: send text, numbers, lists, dictionaries, or a dataclass, msgspec, attrs "
-                "or pydantic model"
+                f"{_place(path)} is an instance of {error}, which JSON cannot express: send text, "
+                "numbers, lists, dictionaries, or a dataclass, msgspec, attrs or pydantic model"
             ) from None
         # a struct or dataclass is a dictionary now, an enum its value
         if type(plain) is not type(value):
             _check(plain, path)
+
+
+def _fields(kind: Any) -> Iterator[str]:
+    """The names of the fields of a msgspec struct, a dataclass, a model of pydantic or attrs."""
+    for source in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
+        yield from getattr(kind, source, ())
+    yield from (one.name for one in getattr(kind, "__attrs_attrs__", ()))
 
 
 def _place(path: str) -> str:

@@ -4,7 +4,7 @@ engine.py      Queues, the public face
 types.py       what goes in and what comes out
 push.py        check and name items, append them            schema/functions/append.sql
 deliver.py     a pop: take, or park and take again; hand a pushed message to a parked pop
-taking.py      the calls that settle and take; leases that no client has     take.sql
+exchanges.py   calls that settle, then take; leases that no client has      take.sql
 settling.py    acknowledgements on their way to the database                 settle.sql
 waiting.py     parked pops, and NOTIFY between brokers
 transaction.py, streams.py     push and settle in one transaction

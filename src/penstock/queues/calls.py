@@ -9,7 +9,7 @@ What belongs to one commit is one statement: a push that takes for waiting pops 
 `take`; a consumer's request calls `settle`, then `take`. The functions know nothing of each other.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -52,15 +52,15 @@ class SettleArguments(NamedTuple):
     partitions: list[int]
     groups: list[str]
     leases: list[UUID | None]
-    statuses: list[str] | None
-    errors: list[str | None] | None
+    statuses: Sequence[str] | None
+    errors: Sequence[str | None] | None
     transactions: list[str]
-    group_ids: list[int | None] | None
-    versions: list[int | None] | None
-    lasts: list[int | None] | None
+    group_ids: Sequence[int | None] | None
+    versions: Sequence[int | None] | None
+    lasts: Sequence[int | None] | None
     times: list[datetime | None] | None
-    delays: list[float | None] | None
-    limits: list[int | None] | None
+    delays: Sequence[float | None] | None
+    limits: Sequence[int | None] | None
 
 
 class AppendedRow(NamedTuple):
@@ -149,10 +149,10 @@ class Calls:
         )
         return [row["lease_id"] for row in rows]
 
-    async def extend(self, leases: list[UUID], seconds: list[int]) -> list[Row]:
-        """Extend leases; a row with `outcome` and `expires_at` for each, in order."""
-        rows = await self._database.fetch("SELECT * FROM queue_extend($1, $2)", leases, seconds)
-        return sorted(rows, key=lambda row: int(row["ord"]))
+    async def extend(self, lease: UUID, seconds: int) -> Row:
+        """Extend a lease, twice is as good as once; a row with `outcome` and `expires_at`."""
+        [row] = await self._database.read("SELECT * FROM queue_extend($1, $2)", lease, seconds)
+        return row
 
     async def subscribe(
         self, queue_id: int, group: str, partition: int | None, mode: str, start: datetime | None

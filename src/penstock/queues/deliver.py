@@ -1,12 +1,12 @@
 """Pop: take messages under a lease, wait for them when asked to, complete them at once under
 auto-ack.
 
-A pop looks, in a call that it shares with others. When there is nothing it parks until a push, an
-acknowledgement or the database's clock may have changed that: a lease expires, a message becomes
-due. The clock is only ever read in the database, which answers "look again in n seconds".
+A pop polls the database, in a call that it shares with others. If it gets nothing it parks until a
+push, an acknowledgement or the database's clock may have changed that: a lease expires, a message
+becomes due. The clock is only ever read in the database, which answers "poll again in n seconds".
 
 A push takes for pops that are parked here, in the call that stores the message
-(`Deliveries.append_and_hand_off`): the lease is committed with the message, and the consumer has it
+(`Exchanges.append_and_hand_off`): the lease is committed with the message, and the consumer has it
 after one commit instead of two. Order and leases are those of any pop, because it is the same
 function under the same locks. A pop that the push could not serve is woken and takes by itself.
 
@@ -36,16 +36,16 @@ from penstock.queues.calls import Row
 from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
-from penstock.queues.settling import check_ack
-from penstock.queues.taking import Deliveries, GroupTarget, Take, TakenBatch
+from penstock.queues.exchanges import Exchanges, Take, TakenBatch
+from penstock.queues.settling import check_acks
 from penstock.queues.types import Ack, AckOutcome, Delivered, PopOutcome, PopRequest
 from penstock.queues.waiting import WaitingPop
 
 AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 MAX_PARTITIONS = 10_000  # of one pop
-SOON_SECONDS = 0.005  # another call has what we want locked: look again after this
-OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over looks again where it has to
+SOON_SECONDS = 0.005  # another call has what we want locked: poll again after this
+OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over polls again where it has to
 MESSAGE_COLUMNS = (
     "transactions",
     "traces",
@@ -57,22 +57,22 @@ MESSAGE_COLUMNS = (
     "attempts",
 )
 ATTEMPT_HEADER = "penstock-attempt"
-LOOK_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a look makes sense now
-LOOK_SOON = ("discovering", "locked")
+POLL_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a poll makes sense now
+POLL_SOON = ("discovering", "locked")
 
 
-class Deliverer:
+class Pops:
     def __init__(
         self,
         context: QueueContext,
-        deliveries: Deliveries,
+        exchanges: Exchanges,
         consumers: ConsumerConnections,
         popped: Counter,
     ) -> None:
         self._catalog, self._waiting = context.catalog, context.waiting
         self._calls, self._keys = context.calls, context.keys
         self._settings = context.settings
-        self.deliveries = deliveries
+        self._exchanges = exchanges
         self._consumers = consumers
         self._popped = popped
         self.closed = False  # pops find nothing (maintenance)
@@ -92,48 +92,47 @@ class Deliverer:
         self._waiting.wake_all()
 
     async def pop(self, wanted: PopRequest, acks: Sequence[Ack] = ()) -> PopOutcome:
-        """Look until there is something or the time is over. Cancelling it returns what was taken
+        """Poll until there is something or the time is over. Cancelling it returns what was taken
         for it.
         """
-        for ack in acks:
-            check_ack(ack)
+        check_acks(acks)
         self._consumers.seen(wanted.queue, wanted.group, wanted.consumer)
         deadline = time.monotonic() + self._patience(wanted)
         if self.closed and wanted.wait and not self._stopping:
             await self._wait_until_open(deadline)
         pop: WaitingPop[TakenBatch] = WaitingPop(wanted.group)
         try:
-            return await self._look_until(deadline, pop, wanted, acks)
+            return await self._poll_until(deadline, pop, wanted, acks)
         finally:
             self._waiting.leave(pop)
 
-    async def _look_until(
+    async def _poll_until(
         self, deadline: float, pop: WaitingPop[TakenBatch], wanted: PopRequest, acks: Sequence[Ack]
     ) -> PopOutcome:
         acked: Sequence[AckOutcome] = ()
         reason = "empty"
         while not self.closed:
-            pop.look()
-            known = self._known(wanted)
-            targets = await self._targets(wanted) if known is None else [known]
-            takes = [self._take(wanted, target) for target in targets]
+            pop.begin_poll()
+            takes = await self._takes(wanted)
             if wanted.wait:
                 self._register(pop, wanted, takes)
-            wait: float | None = None  # until the next look, as far as the database knows
+            wait: float | None = None  # until the next poll, as far as the database knows
             reason = "empty" if takes else "unknown"
             for take in takes:
-                settled, taken = await self.deliveries.exchange(acks, take)
+                settled, taken = await self._exchanges.exchange(acks, take)
+                assert taken is not None
                 acked, acks = (settled or acked), ()
                 if taken.rows:
                     return await self._answer(wanted, taken, acked)
                 if taken.outcome == "ok":  # its messages were deleted at the same time
-                    self.deliveries.give_back(taken)
+                    self._exchanges.give_back(taken)
                     wait = 0.0
-                elif taken.outcome in LOOK_AT_ONCE:
+                elif taken.outcome in POLL_AT_ONCE:
                     if taken.outcome != "more":
-                        self._forget_group(take.target)
+                        key = take.queue, take.group, take.partition or 0
+                        self._catalog.groups.pop(key, None)
                     wait = 0.0
-                elif taken.outcome in LOOK_SOON:
+                elif taken.outcome in POLL_SOON:
                     wait = SOON_SECONDS
                 elif taken.wait is not None:
                     wait = taken.wait if wait is None else min(wait, taken.wait)
@@ -147,12 +146,12 @@ class Deliverer:
                 continue
             pause = remaining if wait is None else min(remaining, max(wait, SOON_SECONDS))
             handed = await pop.park(
-                min(pause, self._settings.poll_interval), self.deliveries.give_back
+                min(pause, self._settings.poll_interval), self._exchanges.give_back
             )
             if handed is not None:
                 return await self._answer(wanted, handed, acked)
         if acks:
-            acked = await self.deliveries.settle(list(acks))
+            acked, _ = await self._exchanges.exchange(acks)
         return PopOutcome(wanted.group, wanted.queue, reason=reason, acked=list(acked))
 
     def _register(self, pop: WaitingPop[TakenBatch], wanted: PopRequest, takes: list[Take]) -> None:
@@ -160,11 +159,11 @@ class Deliverer:
         queue whose consumers do not share partitions.
         """
         queue = wanted.queue
-        names = [take.target.queue for take in takes] if queue is None else [queue]
+        names = [take.queue for take in takes] if queue is None else [queue]
         self._waiting.register(pop, names)
         pop.partition, pop.take = None, None
         if queue is not None and takes:
-            pop.partition = takes[0].target.partition
+            pop.partition = takes[0].partition
             if (
                 takes[0].from_any_partition
                 and takes[0].batch <= SLICE
@@ -179,19 +178,6 @@ class Deliverer:
         except TimeoutError:
             pass
 
-    def _take(self, wanted: PopRequest, target: GroupTarget) -> Take:
-        batch, partitions = wanted.batch, wanted.partitions
-        if batch is None:
-            batch = AUTOPILOT_BATCH if wanted.autopilot else self._settings.default_batch
-        if partitions is None:
-            partitions = AUTOPILOT_PARTITIONS if wanted.autopilot else 1
-        return Take(
-            target,
-            max(1, min(batch, self._settings.max_batch)),
-            max(1, min(partitions, MAX_PARTITIONS)),
-            wanted.holder,
-        )
-
     def _patience(self, wanted: PopRequest) -> float:
         """How many seconds it waits."""
         if not wanted.wait:
@@ -201,22 +187,8 @@ class Deliverer:
 
     # What to take from
 
-    def _known(self, wanted: PopRequest) -> GroupTarget | None:
-        """The one group to take for, if nothing has to be asked of the database."""
-        queue, number = wanted.queue, None
-        if queue is None or wanted.subscription_mode or wanted.subscription_from:
-            return None
-        if wanted.partition is not None:
-            number = self._catalog.partitions.get((queue, wanted.partition))
-            if number is None:
-                return None
-        group_id = self._catalog.groups.get((queue, wanted.group, number or 0))
-        if group_id is None or queue not in self._catalog.queues:
-            return None
-        return GroupTarget(queue, wanted.group, group_id, number)
-
-    async def _targets(self, wanted: PopRequest) -> list[GroupTarget]:
-        """All that it takes for, the most important first."""
+    async def _takes(self, wanted: PopRequest) -> list[Take]:
+        """A take for each queue that it wants, the most important first."""
         start = subscription_of(wanted, self._settings.default_subscription_mode)
         if wanted.queue is not None:
             check_name("queue", wanted.queue)
@@ -224,36 +196,55 @@ class Deliverer:
         else:
             matching = await self._catalog.matching(wanted.namespace, wanted.task)
             names = [info.name for info in matching]
-        targets = [await self._target(name, wanted, start) for name in names]
-        return [target for target in targets if target is not None]
+        takes: list[Take] = []
+        for name in names:
+            number = None
+            if wanted.partition is not None:
+                number = await self._catalog.partition(name, wanted.partition)
+                if number is None:
+                    continue
+            group_id = await self._group(name, wanted.group, number, start)
+            if group_id is not None:
+                takes.append(self._take(wanted, name, group_id, number))
+        return takes
 
-    async def _target(
-        self, queue: str, wanted: PopRequest, start: tuple[str, datetime | None]
-    ) -> GroupTarget | None:
-        info, group, number = await self._catalog.queue(queue), wanted.group, None
-        if wanted.partition is not None:
-            number = await self._catalog.partition(queue, wanted.partition)
-            if number is None:
-                return None
-        group_id = self._catalog.groups.get((queue, group, number or 0))
+    async def _group(
+        self, queue: str, group: str, partition: int | None, start: tuple[str, datetime | None]
+    ) -> int | None:
+        """The number of a group, which is new if nobody has popped for it; None: no such queue."""
+        info = await self._catalog.queue(queue)
+        group_id = self._catalog.groups.get((queue, group, partition or 0))
+        if group_id is not None:
+            return group_id
+        check_group(group)
+        if info is None and start[0] != "all":
+            # the queue has to remember where the group starts
+            await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
+            info = await self._catalog.queue(queue)
+        if info is None:
+            return None
+        group_id = await self._calls.subscribe(info.id, group, partition, *start)
         if group_id is None:
-            check_group(group)
-            if info is None and start[0] != "all":
-                # the queue has to remember where the group starts
-                await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
-                info = await self._catalog.queue(queue)
-            if info is None:
-                return None
-            group_id = await self._calls.subscribe(info.id, group, number, *start)
-            if group_id is None:
-                self._catalog.forget()
-                return None
-            remember(self._catalog.groups, (queue, group, number or 0), group_id)
-        return GroupTarget(queue, group, group_id, number)
+            self._catalog.forget()
+        else:
+            remember(self._catalog.groups, (queue, group, partition or 0), group_id)
+        return group_id
 
-    def _forget_group(self, target: GroupTarget) -> None:
-        key = target.queue, target.group, target.partition or 0
-        self._catalog.groups.pop(key, None)
+    def _take(self, wanted: PopRequest, queue: str, group_id: int, partition: int | None) -> Take:
+        batch, partitions = wanted.batch, wanted.partitions
+        if batch is None:
+            batch = AUTOPILOT_BATCH if wanted.autopilot else self._settings.default_batch
+        if partitions is None:
+            partitions = AUTOPILOT_PARTITIONS if wanted.autopilot else 1
+        return Take(
+            queue,
+            wanted.group,
+            group_id,
+            partition,
+            max(1, min(batch, self._settings.max_batch)),
+            max(1, min(partitions, MAX_PARTITIONS)),
+            wanted.holder,
+        )
 
     # Messages
 
@@ -262,12 +253,12 @@ class Deliverer:
     ) -> PopOutcome:
         """The messages as the client gets them; what fails before gives them back."""
         take, auto_ack = taken.take, wanted.auto_ack
-        queue, group = take.target.queue, take.target.group
+        queue, group = take.queue, take.group
         lease_id = "" if auto_ack else take.lease_id
         messages: list[Delivered] = []
         try:
             if auto_ack:
-                await self.deliveries.complete(take)
+                await self._exchanges.complete(take)
             for row in taken.rows:
                 delivered = self._delivered(row, group, lease_id)
                 while some := list(islice(delivered, SLICE)):
@@ -275,11 +266,11 @@ class Deliverer:
                     if len(some) == SLICE:
                         await asyncio.sleep(0)
         except BaseException:
-            self.deliveries.give_back(taken)
+            self._exchanges.give_back(taken)
             raise
         count = len(messages)
         if auto_ack:
-            self.deliveries.acked.add(count, queue, "completed")
+            self._exchanges.acked.add(count, queue, "completed")
         self._popped.add(count, queue)
         if wanted.queue is None:
             self._consumers.seen(queue, group, wanted.consumer)

@@ -14,12 +14,10 @@ See docs/reference/queues.md for the promises.
 import asyncio
 from collections.abc import Sequence
 from typing import Any
-from uuid import UUID
 
 from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
-from penstock.database.batching import Batcher
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest
 from penstock.metrics import Metrics
 from penstock.queues.admin.analytics import Analytics
 from penstock.queues.admin.configuration import QueueAdmin
@@ -39,12 +37,12 @@ from penstock.queues.catalog import QueueCatalog
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys
-from penstock.queues.deliver import Deliverer
+from penstock.queues.deliver import Pops
+from penstock.queues.exchanges import Exchanges, TakenBatch
 from penstock.queues.failures import Failures
 from penstock.queues.push import Pusher
-from penstock.queues.settling import check_ack, uuid_of
+from penstock.queues.settling import check_acks, uuid_of
 from penstock.queues.streams import Streams
-from penstock.queues.taking import Deliveries, TakenBatch
 from penstock.queues.transaction import Transactions
 from penstock.queues.types import (
     Ack,
@@ -91,14 +89,11 @@ class Queues:
         )
         self.delayed = Delayed(context, pushed)
         self._failures = Failures(context)
-        self._deliveries = Deliveries(context, self._failures, acked)
-        self._deliverer = Deliverer(context, self._deliveries, self.consumers, popped)
-        self._pusher = Pusher(context, self._deliveries, pushed, self.delayed.stored)
-        self._transactions = Transactions(context, self._pusher, self._deliveries)
+        self._exchanges = Exchanges(context, self._failures, acked)
+        self._pops = Pops(context, self._exchanges, self.consumers, popped)
+        self._pusher = Pusher(context, self._exchanges, pushed, self.delayed.stored)
+        self._transactions = Transactions(context, self._pusher, self._exchanges)
         self.streams = Streams(context, self._transactions)
-        self._extensions: Batcher[tuple[UUID, int], Extended] = Batcher(
-            self._extend, limit=1000, slots=1
-        )
         self.scheduled = DelayedMessages(context)
         self.admin = QueueAdmin(context, self.scheduled)
         self.schedules = Scheduler(context, self._transactions)
@@ -131,8 +126,8 @@ class Queues:
 
     async def stop(self) -> None:
         await self.schedules.stop()
-        self._deliverer.answer_waiting()
-        await self._deliveries.stop()
+        self._pops.answer_waiting()
+        await self._exchanges.stop()
         await self._failures.stop()
         await self._pusher.batcher.drain()
         await self.delayed.stop()
@@ -141,7 +136,7 @@ class Queues:
 
     def answer_waiting(self) -> None:
         """Have waiting pops answered and let none wait any more: listeners are about to close."""
-        self._deliverer.answer_waiting()
+        self._pops.answer_waiting()
 
     async def push(self, items: list[Item]) -> list[ItemOutcome]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
@@ -185,23 +180,22 @@ class Queues:
         """Take messages under a lease, after settling those of `acks`, in one commit. Cancelling it
         returns whatever was taken for it; what it acknowledged stays so.
         """
-        return await self._deliverer.pop(request, acks)
+        return await self._pops.pop(request, acks)
 
     def close_pops(self, closed: bool) -> None:
         """Let pops find nothing: those that wait are answered, and those that come wait until pops
         are open again.
         """
-        self._deliverer.close(closed)
+        self._pops.close(closed)
 
     async def ack(self, acks: list[Ack]) -> list[AckOutcome]:
         """Settle messages, each on its own. Repeating an acknowledgement changes nothing."""
-        for ack in acks:
-            check_ack(ack)
-        return await self._deliveries.settle(acks) if acks else []
+        check_acks(acks)
+        return list((await self._exchanges.exchange(acks))[0]) if acks else []
 
     async def release(self, queue: str, group: str, holder: int) -> int:
         """End the leases of pops with this `PopRequest.holder`, uncounted; how many there were."""
-        return await self._deliveries.release_holder(queue, group, holder)
+        return await self._exchanges.release_holder(queue, group, holder)
 
     async def extend(self, lease_id: str, seconds: int = 60) -> Extended:
         """Let a lease live for at least so many seconds from now."""
@@ -210,25 +204,12 @@ class Queues:
             return Extended(lease_id, False, EXTENSION_ERRORS["missing"])
         if not 0 < seconds <= MAX_EXTENSION_SECONDS:
             raise InvalidRequest(f"seconds must be between 1 and {MAX_EXTENSION_SECONDS}")
-        self._deliveries.memory.forget(lease_id)  # its cursor changes
-        return await self._extensions.submit((lease, seconds))
-
-    async def _extend(
-        self, leases: list[tuple[UUID, int]], again: bool
-    ) -> list[Extended | PenstockError]:
-        del again  # extending twice extends once
-        rows = await self._calls.extend(
-            [lease for lease, _ in leases], [seconds for _, seconds in leases]
+        self._exchanges.memory.forget(lease_id)  # its cursor changes
+        row = await self._calls.extend(lease, seconds)
+        outcome = row["outcome"]
+        return Extended(
+            str(lease), outcome == "ok", EXTENSION_ERRORS.get(outcome), row["expires_at"]
         )
-        return [
-            Extended(
-                str(lease),
-                row["outcome"] == "ok",
-                EXTENSION_ERRORS.get(row["outcome"]),
-                row["expires_at"],
-            )
-            for (lease, _), row in zip(leases, rows, strict=True)
-        ]
 
     async def transaction(
         self, operations: list[Item | Ack], required_leases: list[str] | None = None
@@ -246,7 +227,7 @@ class Queues:
             self.waiting.changed(announce=False)
 
     def _merging(self) -> dict[tuple[str, ...], Any]:
-        requests = self._deliveries.batcher.waiting
+        requests = self._exchanges.batcher.waiting
         pops = sum(request.take is not None for request in requests)
         return {
             ("push",): len(self._pusher.batcher.waiting),

@@ -8,7 +8,6 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate, chain
 from typing import Any, TypeVar, cast
@@ -23,7 +22,7 @@ from penstock.queues.calls import AppendArguments, AppendedRow, Fetch
 from penstock.queues.catalog import QueueCatalog, check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys, Sealed
-from penstock.queues.taking import Deliveries, Served
+from penstock.queues.exchanges import Exchanges, Served
 from penstock.queues.types import Item, ItemOutcome, Status
 
 T = TypeVar("T")
@@ -43,14 +42,13 @@ class Pusher:
     def __init__(
         self,
         context: QueueContext,
-        deliveries: Deliveries,
+        exchanges: Exchanges,
         pushed: Counter,
         delayed: Callable[[list[datetime]], None],
     ) -> None:
-        self._context = context
-        self._database, self._calls = context.database, context.calls
+        self._calls, self._keys = context.calls, context.keys
         self._catalog, self._waiting = context.catalog, context.waiting
-        self._deliveries = deliveries
+        self._exchanges = exchanges
         self._pushed = pushed
         self._delayed = delayed  # messages for these moments were stored
         self.batcher: Batcher[list[Item], list[ItemOutcome]] = Batcher(
@@ -74,12 +72,15 @@ class Pusher:
         results: list[list[ItemOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
-            outcomes = answers[begin : begin + len(request)]
-            refused = [one for one in outcomes if not isinstance(one, ItemOutcome)]
-            if begin and not refused:
-                for index, outcome in enumerate(cast("list[ItemOutcome]", outcomes)):
-                    outcome.index = index
-            results.append(refused[0] if refused else cast("list[ItemOutcome]", outcomes))
+            outcomes: list[ItemOutcome] = []
+            for index, outcome in enumerate(answers[begin : begin + len(request)]):
+                if not isinstance(outcome, ItemOutcome):
+                    results.append(outcome)
+                    break
+                outcome.index = index
+                outcomes.append(outcome)
+            else:
+                results.append(outcomes)
             begin += len(request)
         return results
 
@@ -96,15 +97,13 @@ class Pusher:
         turns out to be stale. With `served` the first call also takes for waiting pops, and counts
         them there.
         """
-        batch = AppendBatch(
-            items, catalog, self._context.keys, again, [None] * len(items), range(len(items))
-        )
+        batch = AppendBatch(items, catalog, self._keys, again)
         for turn in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
                 appended = AppendedRow([], None, None)
             elif served is not None and not turn:
-                appended = await self._deliveries.append_and_hand_off(arguments, items, served)
+                appended = await self._exchanges.append_and_hand_off(arguments, items, served)
             else:
                 appended = await self._calls.append(arguments, fetch)
             await batch.fill(appended)
@@ -126,103 +125,89 @@ class Pusher:
         """Count what was queued and wake pops that wait for it, but for those of a queue and group
         that were `served`.
         """
-        logs: dict[tuple[str, str], int] = {}
+        queued: dict[str, list[Any]] = {}  # the partition of each message, by queue
         dues: list[datetime] = []
         for answer in answers:
             if not isinstance(answer, ItemOutcome):
                 continue
             if answer.status == "queued":
-                key = answer.queue, str(answer.partition_id)
-                logs[key] = logs.get(key, 0) + 1
+                queued.setdefault(answer.queue, []).append(answer.partition_id)
             elif answer.status == "scheduled" and isinstance(answer.deliver_at, datetime):
                 dues.append(answer.deliver_at)
-        queues: dict[str, list[int]] = {}
-        for (queue, _), count in logs.items():
-            queues.setdefault(queue, []).append(count)
-        for queue, counts in queues.items():
-            total = sum(counts)
-            self._pushed.add(total, queue)
-            partitions = total if self._catalog.shares(queue) else len(counts)
-            self._waiting.available(queue, partitions, served=served)
+        for queue, partitions in queued.items():
+            self._pushed.add(len(partitions), queue)
+            shared = self._catalog.shares(queue)
+            self._waiting.available(
+                queue, len(partitions if shared else set(partitions)), served=served
+            )
         if dues:
             self._delayed(dues)
 
 
-@dataclass(slots=True)
 class AppendBatch:
     """The items of a call, and their answers. It is sent again as long as some are stale."""
 
-    items: list[Item]
-    catalog: QueueCatalog
-    keys: EncryptionKeys
-    again: bool  # an attempt before may have stored them
-    answers: list[Any]  # of type ItemOutcome | PenstockError; None: not yet
-    stale: Collection[int]  # indexes of items without an answer
-    # transaction id -> index, in order, of each log
-    logs: dict[Log, dict[str | None, int]] = field(default_factory=dict)
-    sent: list[tuple[Log, int]] = field(default_factory=list)  # logs with their numbers, in order
-    # indexes of items with the id of an earlier one, and of that one
-    repeats: list[tuple[int, int]] = field(default_factory=list)
+    def __init__(
+        self, items: list[Item], catalog: QueueCatalog, keys: EncryptionKeys, again: bool
+    ) -> None:
+        self.answers: list[Any] = [None] * len(items)  # ItemOutcome or PenstockError; None: not yet
+        self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
+        self._items, self._catalog, self._keys = items, catalog, keys
+        self._again = again  # an attempt before may have stored them
+        # What is sent: partitions in order, each with the indexes of its items, in order
+        self._sent: list[tuple[int, list[int]]] = []
+        # Indexes of items that repeat the id of an earlier one, and of that one, answered first
+        self._repeats: list[tuple[int, int]] = []
 
     async def arguments(self) -> AppendArguments | None:
-        """What to send, sorted by log; None: nothing is left to be sent. An item that repeats an
-        id waits for the answer of the first one.
-        """
-        partitions = self.catalog.partitions
-        logs: dict[Log, dict[str | None, int]] = {}
-        self.logs, self.repeats = logs, []
+        """What to send, sorted by partition; None: nothing is left to be sent."""
+        items, catalog, partitions = self._items, self._catalog, self._catalog.partitions
+        logs: dict[Log, dict[str | None, int]] = {}  # the index of each transaction id
+        self._repeats = []
         for index in self.stale:
-            item = self.items[index]
+            item = items[index]
             first = logs.setdefault((item.queue, item.partition), {}).setdefault(
                 item.transaction_id, index
             )
             if first != index:
-                self.repeats.append((index, first))
+                self._repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
-            await self.catalog.ensure(list(logs), unordered_of(self.items))
-        self.stale = [
-            index for log in logs if log not in partitions for index in logs[log].values()
-        ]
-        ordered = sorted((partitions[log], log) for log in logs if log in partitions)
-        closed: set[str] = set()
+            await catalog.ensure(list(logs), unordered_of(items))
+        sealing: set[str] = set()
         for queue in {queue for queue, _ in logs}:
-            info = self.catalog.queues.get(queue) or await self.catalog.queue(queue)
+            info = catalog.queues.get(queue) or await catalog.queue(queue)
             if info and info.options.encryption_enabled:
-                closed.add(queue)
-        encrypted = await self._encrypt(ordered, closed) if closed else {}
-        ids: list[int] = []
-        starts: list[int] = []
-        order: list[int] = []
-        self.sent = []
-        for partition, log in ordered:
-            if logs[log]:
-                self.sent.append((log, partition))
-                ids.append(partition)
-                starts.append(len(order))
-                order += logs[log].values()
-        if not ids:
+                sealing.add(queue)
+        self.stale, self._sent = [], []
+        for log, ids in logs.items():
+            if log in partitions:
+                self._sent.append((partitions[log], list(ids.values())))
+            else:
+                self.stale += ids.values()
+        self._sent.sort()
+        sealed = await self._seal(sealing) if sealing else {}
+        order = [index for _, indexes in self._sent for index in indexes]
+        if not order:
             return None
-        batch = [self.items[index] for index in order]
-        stored: Sequence[Item | Sealed] = (
-            [encrypted.get(index, self.items[index]) for index in order] if encrypted else batch
-        )
+        batch = [items[index] for index in order]
+        stored = [sealed.get(index) or items[index] for index in order] if sealed else batch
         fresh = [item.fresh for item in batch]
         payloads, payload_bounds = joined([one.payload for one in stored])
         headers = _unless_empty([one.headers for one in stored])
         header_bytes, header_bounds = (
-            joined([h or b"" for h in headers]) if headers else (None, None)
+            joined([one or b"" for one in headers]) if headers else (None, None)
         )
         due = _unless_empty([item.due for item in batch])
         return AppendArguments(
-            ids=ids,
-            starts=starts,
+            ids=[partition for partition, _ in self._sent],
+            starts=list(accumulate([len(some) for _, some in self._sent[:-1]], initial=0)),
             transactions=[item.transaction_id or "" for item in batch],
-            checks=[self.again or not one for one in fresh] if True in fresh else [True],
+            checks=[self._again or not one for one in fresh] if True in fresh else [True],
             traces=_unless_empty(
                 [trace_of(item.trace_id) if item.trace_id else None for item in batch]
             ),
             producers=_unless_empty([item.producer for item in batch]),
-            keys=[one.key_id for one in stored] if encrypted else None,
+            keys=[one.key_id for one in stored] if sealed else None,
             payloads=payloads,
             payload_bounds=payload_bounds,
             headers=header_bytes,
@@ -231,38 +216,39 @@ class AppendBatch:
             delays=[None if isinstance(one, datetime) else one for one in due] if due else None,
         )
 
-    async def _encrypt(self, ordered: list[tuple[int, Log]], queues: set[str]) -> dict[int, Sealed]:
-        """The items of these queues, by index. Without a key they are answered."""
-        encrypted: dict[int, Sealed] = {}
+    async def _seal(self, queues: set[str]) -> dict[int, Sealed]:
+        """Encrypt the items of these queues; the results by index. Without a key the items are
+        answered instead, and not sent.
+        """
+        sealed: dict[int, Sealed] = {}
         work = 0
-        for partition, log in ordered:
-            if log[0] not in queues:
+        for partition, indexes in self._sent:
+            if self._items[indexes[0]].queue not in queues:
                 continue
             try:
-                for index in self.logs[log].values():
-                    encrypted[index] = self.keys.seal(partition, self.items[index])
-                    work += 1 + len(self.items[index].payload) // ENCRYPTED_BYTES
+                for index in indexes:
+                    sealed[index] = self._keys.seal(partition, self._items[index])
+                    work += 1 + len(self._items[index].payload) // ENCRYPTED_BYTES
                     if work > SLICE:
                         work = 0
                         await asyncio.sleep(0)
             except Unavailable as error:
-                for index in self.logs[log].values():
+                for index in indexes:
                     self.answers[index] = error
-                self.logs[log] = {}
-        return encrypted
+                indexes.clear()
+        self._sent = [one for one in self._sent if one[1]]
+        return sealed
 
     async def fill(self, appended: AppendedRow) -> None:
         """Take over what `append` returned; what is stale stays without an answer."""
         stale = list(self.stale)
         n = rested = 0
-        for log, partition in self.sent:
-            indexes = self.logs[log].values()
+        for partition, indexes in self._sent:
             if appended.statuses is None:
-                partition_id, ids = self.catalog.uuids(
-                    partition, appended.seqs[n : n + len(indexes)]
-                )
+                seqs = appended.seqs[n : n + len(indexes)]
+                partition_id, ids = self._catalog.uuids(partition, seqs)
                 for index, message_id in zip(indexes, ids, strict=True):
-                    item = self.items[index]
+                    item = self._items[index]
                     self.answers[index] = ItemOutcome(
                         index,
                         "queued",
@@ -273,40 +259,36 @@ class AppendBatch:
                         item.queue,
                     )
             else:
-                for place, index in enumerate(indexes, n):
-                    if appended.statuses[place] == "stale":
+                for number, index in enumerate(indexes, n):
+                    if appended.statuses[number] == "stale":
                         stale.append(index)
                     else:
-                        self.answers[index] = self._answer(index, place, appended, partition)
+                        self.answers[index] = self._answer(index, number, appended, partition)
             n += len(indexes)
             if n - rested >= SLICE:
                 rested = n
                 await asyncio.sleep(0)
-        for index, first in self.repeats:
+        for index, first in self._repeats:
             answer = self.answers[first]
             if answer is None:
                 stale.append(index)
             elif isinstance(answer, ItemOutcome) and answer.status != "full":
-                answer = msgspec.structs.replace(
-                    answer,
-                    index=index,
-                    status="duplicate",
-                    partition_id=msgspec.UNSET,
-                    trace_id=msgspec.UNSET,
-                )
+                item = self._items[index]
+                answer = answer_of(item, index, "duplicate", answer.message_id)
+                answer.deliver_at = self.answers[first].deliver_at
             self.answers[index] = answer
         self.stale = stale
 
     def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> ItemOutcome:
         """The answer of an item in a call that did not just queue everything."""
-        item, seq = self.items[index], appended.seqs[n]
+        item, seq = self._items[index], appended.seqs[n]
         assert appended.statuses is not None
         status = cast(Status, appended.statuses[n])
-        if status == "duplicate" and self.again and item.fresh:
+        if status == "duplicate" and self._again and item.fresh:
             status = "queued"  # nobody else can have made an id that is fresh: it was us
-        message_id = None if seq is None else self.catalog.message_uuid(partition, seq)
+        message_id = None if seq is None else self._catalog.message_uuid(partition, seq)
         due_at = None if appended.due_ats is None else appended.due_ats[n]
-        partition_id = self.catalog.partition_uuid(partition)
+        partition_id = self._catalog.partition_uuid(partition)
         return answer_of(item, index, status, message_id, partition_id, due_at)
 
 
@@ -339,17 +321,20 @@ def name_items(items: list[Item], checked: Collection[Log]) -> None:
     """Check items and give each a transaction id, in place; the first bad one refuses all. The
     names of `checked` partitions are fine.
     """
+    named: list[str] = []
     nameless: list[Item] = []
     for item in items:
         if (item.queue, item.partition) not in checked:
             check_name("queue", item.queue)
             check_name("partition", item.partition)
-        if not item.transaction_id:
-            nameless.append(item)
+        if item.transaction_id:
+            named.append(item.transaction_id)
         else:
-            check_text("transactionId", item.transaction_id)
+            nameless.append(item)
         if item.trace_id:
             trace_of(item.trace_id)
+    if named:
+        check_text("transactionId", "".join(named))
     if nameless:
         for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
             item.transaction_id, item.fresh = identifier, True

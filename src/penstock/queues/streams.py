@@ -170,7 +170,7 @@ class Streams:
         )
 
     async def _change(
-        self, connection: Any, cycle: Cycle, place: tuple[UUID, int], lease: UUID | None
+        self, connection: Any, cycle: Cycle, key: tuple[UUID, int], lease: UUID | None
     ) -> None:
         kept = None if cycle.release else lease
         if not cycle.state and kept is None:
@@ -178,7 +178,7 @@ class Streams:
         values = [value and value.decode() for value in cycle.state.values()]
         try:
             await connection.execute(
-                "SELECT stream_apply($1, $2, $3, $4, $5)", *place, list(cycle.state), values, kept
+                "SELECT stream_apply($1, $2, $3, $4, $5)", *key, list(cycle.state), values, kept
             )
         except asyncpg.DataError as error:  # JSON that PostgreSQL does not store, such as "\u0000"
             raise InvalidRequest(f"a value of state_ops cannot be stored: {error}") from None
@@ -201,12 +201,12 @@ def _acks(cycle: Cycle, ack: CycleAck, covered: list[str], rest: list[str]) -> l
     """The outcomes of the messages of a lease: those that are covered, and the rest if it is
     released.
     """
-    place = (cycle.partition_id, ack.lease_id)
+    lease = (cycle.partition_id, ack.lease_id)
     status = STATUSES[ack.status]
     error = (ack.error or "a stream reported a failure")[:MAX_ERROR_CHARS]
     *before, last = covered
-    acks = [Ack(one, *place, group=cycle.group) for one in before]
-    acks.append(Ack(last, *place, status, error if status == "dlq" else None, cycle.group))
+    acks = [Ack(one, *lease, group=cycle.group) for one in before]
+    acks.append(Ack(last, *lease, status, error if status == "dlq" else None, cycle.group))
     if cycle.release or status == "dlq":
-        acks += [Ack(one, *place, "retry", group=cycle.group) for one in rest]
+        acks += [Ack(one, *lease, "retry", group=cycle.group) for one in rest]
     return acks

@@ -13,9 +13,9 @@ from penstock.errors import Conflict, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.queues.catalog import QueueCatalog
 from penstock.queues.context import QueueContext
+from penstock.queues.exchanges import Exchanges
 from penstock.queues.push import Log, Pusher, logs_of, unordered_of
-from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
-from penstock.queues.taking import Deliveries
+from penstock.queues.settling import STATUSES, AckBatch, check_acks, uuid_of
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, QueueInfo, TransactionResult
 
 # transactions take at most one connection in so many: they hold theirs while others only pass
@@ -67,10 +67,10 @@ async def snapshot_of(
 
 
 class Transactions:
-    def __init__(self, context: QueueContext, pusher: Pusher, deliveries: Deliveries) -> None:
+    def __init__(self, context: QueueContext, pusher: Pusher, exchanges: Exchanges) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._calls = context.calls
-        self._pusher, self._deliveries = pusher, deliveries
+        self._pusher, self._exchanges = pusher, exchanges
         connections = self._database.settings.pool_size // CONNECTIONS_PER_TRANSACTION
         self._room = asyncio.Semaphore(max(1, connections))
 
@@ -80,8 +80,8 @@ class Transactions:
         name = str(uuid7())
         items = self.named([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
+        check_acks(acks)
         for ack in acks:
-            check_ack(ack)
             if ack.status not in STATUSES:
                 return TransactionResult(
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"
@@ -201,7 +201,7 @@ class Transactions:
     ) -> None:
         """Count what was committed, and wake the pops that it is for."""
         self._pusher.announce(pushed)
-        self._deliveries.announce(acks, acked)
+        self._exchanges.announce(acks, acked)
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:

@@ -1,17 +1,17 @@
 """Pops that wait, and how they learn that there may be something for them: in this process at once,
 from other brokers by NOTIFY.
 
-A pop that may wait is registered before it looks. A wake-up while it looks makes it look again, so
-none is lost between the look and the parking; and there is no memory of queues that nobody waits
+A pop that may wait is registered before it polls. A wake-up while it polls makes it poll again, so
+none is lost between the poll and the parking; and there is no memory of queues that nobody waits
 for.
 
 A NOTIFY makes commits of the whole database queue up behind each other, so it is never part of a
 push: names are collected and sent by a call of their own, at most every `NOTIFY_SECONDS`, the first
 one at once. A notice that is lost (a reconnect) shows as "anything may have changed"; waiting pops
-also look by themselves every `poll_interval`.
+also poll by themselves every `poll_interval`.
 
 A broker that is alone notifies nobody. Each broker says that it is there when it starts to listen
-and every `HELLO_SECONDS`. One that hears of a broker for the first time looks again at everything
+and every `HELLO_SECONDS`. One that hears of a broker for the first time polls again for everything
 and has the other one do so too, since neither notified the other before. A silent broker is
 forgotten.
 """
@@ -49,7 +49,7 @@ FORGET_SECONDS = 3 * HELLO_SECONDS  # after which a silent broker is taken to be
 
 
 class WaitingPop(Generic[D]):
-    """A pop that looks, or is parked until it is woken or a push hands it a delivery."""
+    """A pop that polls, or is parked until it is woken or a push hands it a delivery."""
 
     __slots__ = ("_parked", "_woken", "claimed", "group", "partition", "queues", "take")
 
@@ -58,22 +58,22 @@ class WaitingPop(Generic[D]):
         self.queues: list[str] = []  # that it waits for; it is registered under each
         self.partition: int | None = None  # the only one that it wants
         self.take: Any = (
-            None  # the `Take` that a push may make for it; None: it must look by itself
+            None  # the `Take` that a push may make for it; None: it must poll by itself
         )
         self.claimed = False  # a push takes for it: nobody else wakes it for what comes
         self._parked: asyncio.Future[D | None] | None = None
-        self._woken = False  # while it was looking
+        self._woken = False  # while it was polling
 
     @property
     def parked(self) -> bool:
         return self._parked is not None and not self._parked.done()
 
-    def look(self) -> None:
-        """Note that a look begins: only what happens from now on is news."""
+    def begin_poll(self) -> None:
+        """Note that a poll begins: only what happens from now on is news."""
         self._woken = False
 
     def wake(self) -> None:
-        """Have it look, again if it is looking."""
+        """Have it poll, again if it is polling."""
         if self._parked is None:
             self._woken = True
         elif not self._parked.done():
@@ -85,10 +85,11 @@ class WaitingPop(Generic[D]):
             return False
         assert self._parked is not None
         self._parked.set_result(delivery)
+        self.claimed = False
         return True
 
     async def park(self, seconds: float, unclaimed: Callable[[D], None]) -> D | None:
-        """Wait; what was handed over, or None: look. A delivery that comes in the very turn in
+        """Wait; what was handed over, or None: poll. A delivery that comes in the very turn in
         which the pop is cancelled goes to `unclaimed`.
         """
         if self._woken:
@@ -120,7 +121,7 @@ class WaitingPops(Generic[D]):
         self.on_delayed: Callable[[float], object] = lambda _: None  # a message is due then
         self._queues: set[str] = set()  # to announce, and so are the next ones
         self._changed = False
-        self._anything = False  # others are to look at every queue
+        self._anything = False  # others are to poll every queue
         self._due: float | None = None  # the earliest message for later
         self._others_until = 0.0  # there are other brokers until then (monotonic)
         self._ready = asyncio.Event()
@@ -291,12 +292,8 @@ class WaitingPops(Generic[D]):
             await self._database.fetch(NOTIFY, CHANNEL, payload)
             self.sent += 1
         except Unavailable:
-            pass  # other brokers lost their LISTEN too and will look again when they are back
+            pass  # other brokers lost their LISTEN too and will poll again when they are back
         except asyncio.CancelledError:
-            self._queues |= queues
-            self._changed = self._changed or changed
-            self._anything = self._anything or anything
-            if due is not None:
-                self.announce_delayed(due)
-            self._ready.set()  # `stop` says it once more
+            self._changed = self._anything = True  # what this would have said, and more
+            self._ready.set()  # `stop` says it
             raise

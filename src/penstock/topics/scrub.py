@@ -11,6 +11,9 @@ against the record it points at, every sidecar row against its own checksum. A b
 read a second time; if it fails again it is a hole from then on, as one that recovery finds:
 reported, counted, in `damage.json`, and `Damaged` to whoever reads it.
 
+A pass ends with the shared topics, on the broker that moves them (`shared.verify`). What it finds
+there is logged and counted.
+
 Segments may be deleted, compacted or swapped meanwhile. A step reads through the segment's own open
 files, and its findings count only if the topic still has that segment.
 
@@ -22,7 +25,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -33,6 +36,7 @@ from penstock.io.tasks import cancelled, supervised
 from penstock.log.context import Context
 from penstock.log.layout import DATA
 from penstock.log.segment import Fault, Segment
+from penstock.log.verify import Finding
 from penstock.metrics import Metrics
 from penstock.topics.topic import Topic
 
@@ -59,13 +63,21 @@ class ScrubState(msgspec.Struct, kw_only=True):
 
 
 class Scrub:
-    """The task in the background."""
+    """The task in the background. `shared()` checks the shared topics, if this broker is the one to
+    do it: the bytes of each of their ranges, and what is wrong with it.
+    """
 
     def __init__(
-        self, context: Context, private: Path, topics: Iterable[Topic], metrics: Metrics
+        self,
+        context: Context,
+        private: Path,
+        topics: Iterable[Topic],
+        shared: Callable[[], AsyncIterator[tuple[int, list[Finding]]]],
+        metrics: Metrics,
     ) -> None:
         self._context = context
         self._topics = topics  # those there are when it is asked
+        self._shared = shared
         self._path = private / STATE
         self._state = ScrubState()
         self._asked = asyncio.Event()
@@ -74,7 +86,10 @@ class Scrub:
         self._saved = 0.0
         self._bytes = metrics.counter(
             "penstock_topic_scrubbed_bytes_total",
-            "Bytes of sealed segments read and verified by scrubs",
+            "Bytes of sealed segments and shared topics read and verified by scrubs",
+        )
+        self._findings = metrics.counter(
+            "penstock_topic_scrub_findings_total", "Damaged places that scrubs found"
         )
         metrics.gauge(
             "penstock_topic_scrub_running",
@@ -167,11 +182,17 @@ class Scrub:
                 state.base = segment.base
                 if time.monotonic() - self._saved > SAVE_SECONDS:
                     await self._save()
+        async for size, found in self._shared():
+            self._bytes.add(size)
+            self._findings.add(len(found))
+            current.bytes += size
+            current.findings += len(found)
+            await self._pause(size, 0.0)
         current.finished = self._context.clock()
         state.current, state.last = None, current
         self._asked.clear()
         await self._save()
-        if current.segments:
+        if current.bytes:
             log.info(
                 "scrub: %d segments, %d bytes checked, %d findings",
                 current.segments,
@@ -224,6 +245,7 @@ class Scrub:
         for fault in faults:
             if (fault.file, fault.position) not in noted:
                 current.findings += 1
+                self._findings.add()
                 outcome = "lost" if fault.hole else "damaged"
                 text = f"{fault.file}: {fault.what} (scrub, byte {fault.position})"
                 damage.report(outcome, text, file=fault.file, position=fault.position, **fault.hole)

@@ -169,6 +169,47 @@ async def test_kafka_sequences_epochs_and_their_end_are_checked(pair: Pair) -> N
     ]
 
 
+async def test_producers_continue_where_a_failover_lost_their_last_batches(
+    broker: SharedTopics, database_url: str
+) -> None:
+    """What the database lost of a producer is reported as a gap; it does not stop the producer."""
+    log = await broker.create("orders", 1)
+    ours = uuid4().bytes
+
+    async def send(sequence: int) -> bool:
+        """One batch of each; whether they were stored now."""
+        [batch] = split_batches(
+            encode_batch([NewRecord(b"%d" % sequence)], 0, producer=(7, 0, sequence))
+        )
+        done = await asyncio.gather(
+            log.append([b"%d" % sequence], Producer(ours, sequence)), log.append_batch(*batch)
+        )
+        return not any(one.duplicate for one in done)
+
+    connection = await asyncpg.connect(database_url, server_settings={"search_path": "penstock"})
+    try:
+        assert await send(0)
+        assert await send(1)
+        await connection.execute("CREATE TABLE kept AS SELECT * FROM shared_producers")
+        for sequence in range(2, 5):
+            assert await send(sequence)
+        end = log.next_offset
+        await connection.execute(
+            """DELETE FROM shared_producers; INSERT INTO shared_producers SELECT * FROM kept;
+               DELETE FROM shared_batches WHERE last_offset > 3;
+               UPDATE shared_logs SET next_offset = 4, timeline = 0"""
+        )
+        assert not await send(1)  # it was kept
+        assert await send(5)
+        assert not await send(5)
+        assert log.next_offset > end
+        with pytest.raises(OutOfOrder):
+            await send(7)  # from here on, nothing may be left out
+        assert await send(6)
+    finally:
+        await connection.close()
+
+
 async def test_a_call_whose_answer_was_lost_is_answered_the_same_again(
     pair: Pair, database_url: str
 ) -> None:
@@ -280,6 +321,18 @@ async def test_ten_thousand_topics_are_served_and_appended_to_together(database_
         appended = await asyncio.gather(*(log.append([b"x"]) for log in logs if log is not None))
         assert [one.first_offset for one in appended] == [0] * 500
         assert len(await values(logs[-1])) == 1  # type: ignore[arg-type]
+        before = await transactions(database_url)
+        assert await topics.mover.step()
+        assert await transactions(database_url) - before < 1000  # not one for each topic
+
+
+async def transactions(url: str) -> int:
+    """How many transactions the server has given a number, that is, have written something."""
+    connection = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval("SELECT txid_current()"))
+    finally:
+        await connection.close()
 
 
 async def test_a_broker_that_stops_answers_what_is_queued(database_url: str) -> None:

@@ -41,7 +41,7 @@ class QueueAdmin:
         values = {"namespace": namespace or "", "task": task or ""} | columns
         names = list(values)
         sql = f"""INSERT INTO queues AS q (name, {", ".join(names)})
-                  VALUES ($1, {", ".join(f"${place}" for place in range(2, len(names) + 2))})
+                  VALUES ($1, {", ".join(f"${number}" for number in range(2, len(names) + 2))})
                   ON CONFLICT (name) WHERE deleted_at IS NULL
                   DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in names)}
                   RETURNING id"""
@@ -69,7 +69,7 @@ class QueueAdmin:
         """Change those options of a queue that exists whose fields are named in `only`."""
         columns = self._columns(options)
         names = [option.column for option in OPTIONS if option.field in only]
-        changes = ", ".join(f"{name} = ${place}" for place, name in enumerate(names, 2))
+        changes = ", ".join(f"{name} = ${number}" for number, name in enumerate(names, 2))
         rows = await self._database.fetch(
             f"""UPDATE queues SET {changes or "name = name"}
                  WHERE name = $1 AND deleted_at IS NULL RETURNING *""",

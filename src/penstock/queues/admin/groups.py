@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.contract.groups import Group, GroupDeleted, GroupPosition, Seek
+from penstock.contract.noun import of
 from penstock.database import Database, struct_of
 from penstock.errors import NotFound
 from penstock.io.tasks import slices
@@ -214,25 +215,18 @@ class QueueGroups:
 
 
 def _status(row: Any, figures: GroupFigures, backlog: GroupBacklog, members: int) -> Group:
-    # Messages that no partition has for the group: it is behind and does not see it (`Upkeep.heal`
-    # mends that).
-    blind = (
+    # Messages wait and none of its cursors is due: a fault, which `QueueUpkeep.heal` repairs.
+    stuck = (
         figures.waiting > 0
         and not backlog.partitions
         and row["mode"] is not None
         and not row["discovering"]
     )
-    state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or blind)
-    return Group(
+    state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or stuck)
+    return of(
+        Group,
+        figures,
         queue=row["queue"],
-        name=figures.name,
-        waiting=figures.waiting,
-        leased=figures.leased,
-        completed=figures.completed,
-        failed=figures.failed,
-        dead_letters=figures.dead_letters,
-        dropped=figures.dropped,
-        skipped=figures.skipped,
         lag_seconds=int(backlog.seconds or 0),
         lagging_partitions=backlog.partitions,
         members=members,

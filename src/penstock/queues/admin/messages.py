@@ -60,7 +60,7 @@ class Messages:
     ) -> StoredMessages:
         """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
         is the `next` of the page before; it is None at the end."""
-        after = place_of(cursor)
+        after = page_start(cursor)
         number = None
         if which.partition is not None and which.queue is not None:
             number = await self._catalog.partition(which.queue, which.partition) or 0
@@ -98,14 +98,14 @@ class Messages:
     async def detail(self, partition_id: str, transaction_id: str) -> MessageWithPayload:
         """A message with its payload and what each group did with it."""
         row = await self._find(partition_id, transaction_id)
-        place = row["partition_id"], row["seq"]
-        stored = await self._database.browse(MESSAGE, *place, QUEUE_MODE)
+        key = row["partition_id"], row["seq"]
+        stored = await self._database.browse(MESSAGE, *key, QUEUE_MODE)
         if not stored:
             raise NotFound("Message not found")
         message = stored[0]
         number = message["queue_id"]
         (queue,) = await self._database.browse("SELECT * FROM queues WHERE id = $1", number)
-        groups = await self._database.browse(MESSAGE_GROUPS, *place, number)
+        groups = await self._database.browse(MESSAGE_GROUPS, *key, number)
         dead = next((group for group in groups if group["error"] is not None), None)
         return struct_of(
             MessageWithPayload,
@@ -150,21 +150,21 @@ class Messages:
         row = await self._find(partition_id, transaction_id)
         done = 0
         for one in await self._groups(row, group):
-            place = row["partition_id"], one["id"], row["seq"]
+            key = row["partition_id"], one["id"], row["seq"]
             ((seqs,),) = await self._database.fetch(
-                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])", *place
+                "SELECT queue_unsettle($1, $2, ARRAY[$3::bigint])", *key
             )
             if seqs:
                 done += 1
                 await self._database.fetch(
                     """DELETE FROM dead_letters
                         WHERE partition_id = $1 AND group_id = $2 AND seq = $3""",
-                    *place,
+                    *key,
                 )
         self._waiting.available(row["queue"], 1)
         return done
 
-    async def bury(
+    async def move_to_dead_letters(
         self,
         partition_id: str,
         transaction_id: str,
@@ -234,8 +234,8 @@ class Messages:
         }
 
 
-def place_of(cursor: str | None) -> tuple[str, int, int]:
-    """Where a page of messages begins."""
+def page_start(cursor: str | None) -> tuple[str, int, int]:
+    """The key that the messages of a page come after, from the cursor of the request."""
     if not cursor:
         return START
     try:

@@ -30,7 +30,7 @@ class DelayedMessages:
         cursor: str | None = None,
     ) -> ScheduledMessages:
         """The next due first, without payloads. `cursor` is the `next` of the page before."""
-        after = _place(cursor)
+        after = _page_start(cursor)
         rows = await self._database.browse(LISTING, queue, partition, limit, *after)
         last = rows[-1] if len(rows) == limit else None
         return ScheduledMessages(
@@ -115,14 +115,14 @@ def _missing(queue: str, partition: str, transaction_id: str) -> NotFound:
     )
 
 
-def _place(cursor: str | None) -> tuple[datetime, int]:
+def _page_start(cursor: str | None) -> tuple[datetime, int]:
     if not cursor:
         return START
     moment, _, number = cursor.rpartition("_")
     try:
-        due, place = utc_time(moment), int(number)
-        if not 0 <= place < 1 << 62:
+        due, last = utc_time(moment), int(number)
+        if not 0 <= last < 1 << 62:
             raise ValueError(cursor)
     except ValueError:
         raise InvalidRequest("cursor must be the `next` of the page before") from None
-    return due, place
+    return due, last

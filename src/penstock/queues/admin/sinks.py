@@ -49,12 +49,12 @@ class Sinks:
             done.batch,
         )
 
-    async def push(self, place: Commit, first: int, items: list[Item], *, last: bool) -> int:
+    async def push(self, task: Commit, first: int, items: list[Item], *, last: bool) -> int:
         """Store rows of a task, the first of which has the number `first`; how many of the task's
         rows are stored now. Rows that are stored already are left out, and of a queue that is
         almost full the rows that fit are taken. `last`: there are no more."""
         items = self._transactions.named(items)
-        key = astuple(place)
+        key = astuple(task)
 
         async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[ItemOutcome]]:
             rows = await connection.fetchval(
@@ -63,7 +63,7 @@ class Sinks:
                 *key,
             )
             if rows is None or rows < first:
-                raise Conflict(f"task {place.task} of batch {place.batch} has not come this far")
+                raise Conflict(f"task {task.task} of batch {task.batch} has not come this far")
             fresh = items[rows - first :]
             pushed = await self._store_fitting(connection, snapshot, fresh)
             rows += len(pushed)

@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -29,6 +29,7 @@ from penstock.io.tasks import cancelled, in_pool, supervised
 from penstock.log.context import Instruments
 from penstock.log.layout import COMPACT, DELETE
 from penstock.log.limits import TopicLimits
+from penstock.log.verify import Finding
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
@@ -41,6 +42,7 @@ from penstock.topics.shared.groups import SharedGroups
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.shared.mover import Mover
 from penstock.topics.shared.nodes import SharedNodes
+from penstock.topics.shared.verify import check, report_of
 
 log = logging.getLogger("penstock.topics.shared")
 
@@ -403,6 +405,16 @@ class SharedTopics:
                     self._reached(shared, row["next_offset"])
             if len(rows) < len(watched):
                 self._look.set()
+
+    async def scrub(self) -> AsyncIterator[tuple[int, list[Finding]]]:
+        """Check all logs, if this broker is the one that moves; bytes and findings of each row."""
+        for row in await self.calls.logs() if self.mover.holding else []:
+            report = report_of(row)
+            async for size in check(row["id"], report, self._database.browse, self._fetch):
+                found, report.findings = report.findings, []
+                for one in found:
+                    log.error("topic %s: %s: %s (scrub)", report.topic, one.file, one.what)
+                yield size, found
 
     # Objects
 

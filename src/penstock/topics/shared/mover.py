@@ -1,6 +1,6 @@
 """Moves old ranges of shared logs to object storage, and applies retention.
 
-One broker at a time is at it: it holds a row for `HOLD_SECONDS` and extends that with every step.
+One broker at a time is at it: it holds a row for `HOLD_SECONDS` and extends that while it works.
 A broker that dies, or is frozen, loses the row to another one. Nothing depends on there being only
 one: a range is replaced in one transaction that finds all of its batches as they were, or does
 nothing.
@@ -20,6 +20,7 @@ objects are replaced by others, in the same way, when half of their bytes were n
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -43,6 +44,7 @@ from penstock.topics.shared.log import SharedLog
 log = logging.getLogger("penstock.topics.shared")
 
 HOLD_SECONDS = 60.0
+EXTEND_SECONDS = 10.0  # after which that is extended: not for each of ten thousand idle logs
 OBJECT_BYTES = 8 << 20
 RANGE_BYTES = 1 << 20  # of an object that one row stands for, which is read at a time
 MERGE_BYTES = 1 << 20  # a smaller object is written again, together with what follows it
@@ -74,6 +76,11 @@ MOVED = """
 REPLACE = "SELECT shared_replace($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 NOTE = """INSERT INTO shared_removals (object, due_at)
           VALUES ($1, clock_timestamp() + make_interval(secs => $2))"""
+# Nothing while a backup runs (`penstock.backup.dump`): its snapshot may refer to these objects.
+DUE = """
+  SELECT id, log_id, object FROM shared_removals
+   WHERE due_at < clock_timestamp()
+     AND (SELECT pg_try_advisory_xact_lock(hashtextextended('shared_removals', 0))) LIMIT 500"""
 TOO_MUCH = """
   SELECT max(b.last_offset) + 1 AS until
     FROM (SELECT last_offset, sum(size) OVER (ORDER BY last_offset DESC) AS following
@@ -110,6 +117,8 @@ class Mover:
         self._now = now
         self._metrics = metrics
         self._name = uuid7().hex
+        self.holding = False  # this broker is the one that moves
+        self._extend_at = 0.0  # monotonic
         self._ends: dict[int, int] = {}  # where logs were when everything old of them was moved
         self._task: asyncio.Task[None] | None = None
         self._lag = 0.0
@@ -151,10 +160,13 @@ class Mover:
                 log.warning("shared topics: nothing is moved for now: %s", error)
 
     async def _hold(self) -> bool:
-        rows = await self._database.fetch(HOLD, self._name, HOLD_SECONDS)
-        if not rows:
-            self._ends.clear()
-        return bool(rows)
+        now = time.monotonic()
+        if not self.holding or now >= self._extend_at:
+            self.holding = bool(await self._database.fetch(HOLD, self._name, HOLD_SECONDS))
+            self._extend_at = now + EXTEND_SECONDS
+            if not self.holding:
+                self._ends.clear()
+        return self.holding
 
     async def step(self) -> bool:
         """Do all that is to be done now; whether this broker is the one that does it."""
@@ -194,14 +206,14 @@ class Mover:
             self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
             if not await self._move(shared, rows) or not await self._hold():
                 return late
-        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
         if row["at"] is None:
             self._ends[shared.log_id] = end
         return late
 
     async def _range(self, shared: SharedLog) -> list[Any]:
         """The next batches for an object: the oldest in the database, if they are old enough."""
-        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
         if row["at"] is None:
             return []
         rows: list[Any] = []
@@ -316,10 +328,7 @@ class Mover:
 
     async def _remove(self) -> None:
         """Delete objects whose time has come, and the batches of deleted topics."""
-        rows = await self._database.browse(
-            """SELECT id, log_id, object FROM shared_removals
-                WHERE due_at < clock_timestamp() LIMIT 500"""
-        )
+        rows = await self._database.browse(DUE)
         objects = {row["id"]: row["object"] for row in rows if row["object"] is not None}
         if objects and self._store is not None:
             await self._run(self._store.delete, list(objects.values()))

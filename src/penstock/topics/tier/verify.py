@@ -35,6 +35,7 @@ class TierReport(msgspec.Struct, kw_only=True):
     records: int = 0
     bytes: int = 0
     unnamed: int = 0  # objects beside it that no manifest names: garbage, or an upload under way
+    missing: int = 0  # offsets of a shared topic without a record: compaction, a failover
     findings: list[Finding] = []
 
     @property

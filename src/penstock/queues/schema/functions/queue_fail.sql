@@ -21,7 +21,7 @@ BEGIN
      WHERE a.partition_id = p_partition AND a.group_id = p_group AND a.seq = ANY (p_seqs)
        AND (p_force OR a.attempts >= coalesce(p_limits[array_position(p_seqs, a.seq)], q.retry_limit + 1))
     RETURNING a.seq, a.attempts, a.error
-  ), buried AS (
+  ), letters AS (
     INSERT INTO dead_letters (queue_id, partition_id, group_id, seq, failed_at, attempts, error, created_at,
                               transaction_id, trace_id, producer, key_id, payload, headers)
     SELECT m.queue_id, p_partition, p_group, u.seq, p_now, u.attempts, u.error, m.created_at,

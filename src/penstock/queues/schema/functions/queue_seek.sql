@@ -30,7 +30,7 @@ BEGIN
     DELETE FROM leases l WHERE l.partition_id = ANY (ids) AND l.group_id = p_group AND l.queue_id > 0;
     DELETE FROM attempts a WHERE a.partition_id = ANY (ids) AND a.group_id = p_group;
     -- Nobody pushes to these partitions meanwhile, so a cursor at the end may rest.
-    WITH place AS MATERIALIZED (
+    WITH sought AS MATERIALIZED (
       SELECT c.partition_id, c.version, queue_settled_count(c) AS was,
              CASE WHEN later THEN -1 ELSE queue_seek_position(p, p_to, p_moment) END AS target,
              (SELECT m.seq FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq DESC LIMIT 1) AS head
@@ -39,12 +39,12 @@ BEGIN
                        ORDER BY x.version DESC LIMIT 1) c ON true
        WHERE p.id = ANY (ids)
     ), kept AS (
-      UPDATE cursors c SET version = c.version + 1, position = place.target, settled = '{}', leased = '{}', next_expiry = NULL,
+      UPDATE cursors c SET version = c.version + 1, position = sought.target, settled = '{}', leased = '{}', next_expiry = NULL,
              failing = false, start_at = CASE WHEN later THEN p_moment END,
-             due_at = CASE WHEN later THEN p_moment WHEN place.head > place.target THEN t END
-        FROM place
-       WHERE c.partition_id = place.partition_id AND c.group_id = p_group AND c.version = place.version
-      RETURNING queue_settled_count(c) - place.was AS delta
+             due_at = CASE WHEN later THEN p_moment WHEN sought.head > sought.target THEN t END
+        FROM sought
+       WHERE c.partition_id = sought.partition_id AND c.group_id = p_group AND c.version = sought.version
+      RETURNING queue_settled_count(c) - sought.was AS delta
     )
     SELECT sum(kept.delta) INTO delta FROM kept;
     IF delta <> 0 THEN

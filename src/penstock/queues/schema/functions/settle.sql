@@ -15,7 +15,7 @@
 --   p_times                   when the messages were created, parallel to p_transactions
 -- Returns a row for the runs that were completed by their version, and one for each other run:
 --   runs              which runs, from 1
---   more              parallel to runs; false: nothing is left for the group in this partition, so that no pop has to look
+--   more              parallel to runs; false: nothing is left for the group in this partition, so that no pop has to poll
 --   queue, partition  their names; NULL for runs that were completed by their version: the caller knows them
 --   outcomes          NULL: all are ok, their lease ended now and none is a dead letter. Otherwise, parallel to the run:
 --                     ok; done (settled before, nothing changed); missing (no such message); lease (invalid or expired lease);

@@ -23,7 +23,8 @@
 -- A new timeline means that an asynchronous standby may have been promoted, which did not have the last appends: their
 -- offsets are not given again. As many are left out as a broker can give in the time since the last append that is known.
 -- The time line of the control file is an old one until the first checkpoint after a promotion; the one that WAL is inserted
--- with is right from the first write on.
+-- with is right from the first write on. The standby may have missed batches of a producer, too: a producer that has not
+-- appended since may continue with any later sequence.
 CREATE FUNCTION shared_append(
   p_commit uuid, p_again boolean, p_wait boolean, p_logs bigint[], p_starts int[], p_counts int[], p_times bigint[], p_data bytea[],
   p_producers bytea[] DEFAULT NULL, p_epochs int[] DEFAULT NULL, p_sequences bigint[] DEFAULT NULL, p_nexts bigint[] DEFAULT NULL,
@@ -83,11 +84,17 @@ BEGIN
   END IF;
 
   WITH log AS MATERIALIZED (
-    SELECT * FROM shared_heads(p_logs, p_starts, total, line, t) h WHERE h.id = ANY (locked)
+    SELECT h.*, CASE WHEN h.timeline <> line THEN h.head
+                     ELSE (SELECT max(p.gap_end) FROM shared_gaps p WHERE p.log_id = h.id) END AS since
+      FROM shared_heads(p_logs, p_starts, total, line, t) h WHERE h.id = ANY (locked)
   ), item AS (
     SELECT g.id, i.n, l.head, l.newest, p_counts[i.n] AS count, p_producers[i.n] AS producer, p_epochs[i.n] AS epoch,
            p_sequences[i.n] AS sequence, s.epoch AS stored_epoch,
-           CASE WHEN s.epoch IS NULL THEN p_expected[i.n] WHEN p_epochs[i.n] > s.epoch THEN 0 ELSE s.expected END AS expected,
+           CASE WHEN s.epoch IS NULL THEN p_expected[i.n] WHEN p_epochs[i.n] > s.epoch THEN 0
+                WHEN s.offsets[cardinality(s.offsets)] < l.since AND p_epochs[i.n] = s.epoch AND CASE s.epoch
+                     WHEN -1 THEN p_sequences[i.n] > s.expected ELSE (p_sequences[i.n] - s.expected) & 2147483647 < 1073741824 END
+                THEN coalesce(p_expected[i.n], p_sequences[i.n])
+                ELSE s.expected END AS expected,
            CASE WHEN s.epoch = p_epochs[i.n] THEN array_position(s.sequences, p_sequences[i.n]) END AS place,
            s.offsets AS stored_offsets, s.counts AS stored_counts,
            CASE WHEN l.id IS NOT NULL THEN NULL WHEN g.id = ANY (present) THEN 'skipped' ELSE 'gone' END AS missed

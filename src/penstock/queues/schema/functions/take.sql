@@ -12,15 +12,15 @@
 --   p_hand_over    a push takes for pops that wait: serve what the first statement serves and say nothing of the others
 -- Returns the rows of each pop together (type taken); the last one has its outcome:
 --   ok, empty; busy (the partition is leased, or waits for its time); unknown (no cursor yet); gone (no such group);
---   more (there may be something, look again at once); discovering, locked (another call is at it, look again soon)
+--   more (there may be something, poll again at once); discovering, locked (another call is at it, poll again soon)
 --
 -- A cursor is claimed with SKIP LOCKED, so a pop waits for nobody. What is taken is leased: the cursor is not due before the
 -- lease expires, or before the next message where consumers share a partition (`ordering: none`, take_shared).
 -- Planned once per session, like append, with everything that it calls (docs/decisions/queues.md).
 CREATE TYPE taken AS (
-  request      int,               -- the place of the pop among the arguments, from 1
+  request      int,               -- the number of the pop among the arguments, from 1
   outcome      text,              -- NULL: more rows of this pop follow
-  wait         double precision,  -- when it got nothing: look again in so many seconds, as far as the database knows
+  wait         double precision,  -- when it got nothing: poll again in so many seconds, as far as the database knows
   due_at       timestamptz,       -- when its cursor had become due
   partition_id bigint,            -- NULL: it got nothing
   partition    text,
@@ -49,7 +49,7 @@ DECLARE
   i int; rest int; claims int; tries int; got record; due timestamptz; outcome text;
 BEGIN
   -- The common case, for the pops of all groups at once: ordered partitions whose cursor has nothing but a position, of queues
-  -- that delay and drop nothing. The n-th pop of a group gets the n-th cursor that is due.
+  -- without an option that delays or drops messages (take_shared has the same condition below). The n-th pop of a group gets the n-th cursor that is due.
   RETURN QUERY
   WITH due AS MATERIALIZED (
     SELECT k.*, q.id AS queue_id, t + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END) AS expires_at

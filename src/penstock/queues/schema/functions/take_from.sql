@@ -10,8 +10,8 @@ CREATE FUNCTION take_from(
   OUT taken int8multirange, OUT size bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
-  free int8multirange; last record; n bigint := 0; seqs bigint[]; hi bigint; head bigint;
-  retry bigint;  -- strict order: the message that must wait, and nothing beyond it is free
+  free int8multirange; last record; n bigint := 0; seqs bigint[]; hi bigint; head bigint; more boolean;
+  retry_at timestamptz;  -- strict order: when the first message that must wait is free, and all that is beyond it
   expires timestamptz;
 BEGIN
   IF c.next_expiry <= p_now THEN c := queue_expire(c, q, p_now); END IF;
@@ -51,25 +51,31 @@ BEGIN
 
   free := int8multirange(int8range(c.position + 1, head + 1)) - c.settled - c.leased;
   IF c.failing AND NOT isempty(free) THEN
-    SELECT r.free, r.retry INTO free, retry FROM queue_hold_retries(c, q, free, p_now) r;
+    IF q.competing THEN
+      free := free - coalesce((
+        SELECT range_agg(int8range(a.seq, a.seq + 1)) FROM attempts a
+         WHERE a.partition_id = c.partition_id AND a.group_id = c.group_id AND a.retry_at > p_now), '{}');
+    ELSE
+      SELECT a.seq, a.retry_at INTO hi, retry_at FROM attempts a
+       WHERE a.partition_id = c.partition_id AND a.group_id = c.group_id AND a.retry_at > p_now ORDER BY a.seq LIMIT 1;
+      free := free * int8multirange(int8range(NULL, hi));
+    END IF;
   END IF;
   IF q.ttl > 0 AND NOT isempty(free) THEN
     c.settled := c.settled + queue_drop_stale(c, q, free, p_now);
     free := free - c.settled;
   END IF;
-  SELECT array_agg(m.seq), count(*), max(m.seq), sum(m.size) INTO seqs, n, hi, size
-    FROM (SELECT m.seq, m.size FROM unnest(free) r CROSS JOIN LATERAL (
-            SELECT m.seq, octet_length(m.payload) + coalesce(octet_length(m.headers), 0) AS size FROM messages m
-             WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
-               AND (q.delayed_processing = 0
-                    OR m.created_at <= p_now - make_interval(secs => q.delayed_processing))
-             ORDER BY m.seq LIMIT p_want) m LIMIT p_want) m;
-  IF size > p_max_bytes AND n > 1 THEN
-    SELECT f.seqs, f.size INTO seqs, size FROM queue_fit(c.partition_id, seqs, p_max_bytes) f;
-    n := cardinality(seqs);
-    hi := seqs[n];
-    p_want := n;  -- there is more
-  END IF;
+  SELECT array_agg(m.seq) FILTER (WHERE m.fits), count(*) FILTER (WHERE m.fits), max(m.seq) FILTER (WHERE m.fits),
+         sum(m.size) FILTER (WHERE m.fits), count(*) = p_want OR NOT bool_and(m.fits)
+    INTO seqs, n, hi, size, more
+    FROM (SELECT m.seq, m.size, sum(m.size) OVER w <= p_max_bytes OR row_number() OVER w = 1 AS fits
+            FROM (SELECT m.seq, m.size FROM unnest(free) r CROSS JOIN LATERAL (
+                    SELECT m.seq, octet_length(m.payload) + coalesce(octet_length(m.headers), 0) AS size FROM messages m
+                     WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
+                       AND (q.delayed_processing = 0
+                            OR m.created_at <= p_now - make_interval(secs => q.delayed_processing))
+                     ORDER BY m.seq LIMIT p_want) m LIMIT p_want) m
+          WINDOW w AS (ORDER BY m.seq)) m;
 
   IF n > 0 THEN
     IF hi - seqs[1] = n - 1 THEN
@@ -90,14 +96,18 @@ BEGIN
 
   IF NOT q.competing AND n > 0 THEN
     c.due_at := expires;
-  ELSIF n >= p_want THEN
+  ELSIF more THEN
     c.due_at := clock_timestamp();
   ELSE
     free := free - coalesce(taken, '{}');
     c.due_at := NULL;
-    IF q.delayed_processing > 0 OR retry IS NOT NULL THEN
-      c.due_at := queue_delayed_until(c, q, free, retry);
+    IF q.delayed_processing > 0 THEN
+      SELECT least(c.next_expiry, m.created_at + make_interval(secs => q.delayed_processing)) INTO c.due_at
+        FROM unnest(free) r CROSS JOIN LATERAL (
+          SELECT m.created_at FROM messages m WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)
+           ORDER BY m.seq LIMIT 1) m LIMIT 1;
     END IF;
+    c.due_at := coalesce(c.due_at, retry_at);
     IF c.due_at IS NULL THEN
       c.settled := c.settled + free;
       c.due_at := queue_rest(c.partition_id, c.group_id, head, c.failing, c.next_expiry);

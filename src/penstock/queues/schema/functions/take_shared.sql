@@ -1,5 +1,5 @@
 -- take_shared: the common case of take where consumers share partitions (`ordering: none`): the next messages of the first
--- partition that is due are dealt out to p_pops (places in p_batches and p_leases), each under its own lease, with one update
+-- partition that is due are dealt out to p_pops (numbers of elements of p_batches and p_leases), each under its own lease, with one update
 -- of the cursor. Common: nothing failed or expired, what is leased or settled beyond the position has no gap, and the queue
 -- delays and drops nothing. Returns a row per pop that was served; the others find nothing more in this partition.
 CREATE FUNCTION take_shared(

@@ -13,6 +13,7 @@ import msgspec
 from penstock.broker import Broker
 from penstock.config import Loaded, show
 from penstock.contract import operations
+from penstock.contract.noun import of
 from penstock.contract.queries import QueueListQuery, RecentQuery
 from penstock.contract.queues import Queue, QueueDetails, QueuePage
 from penstock.errors import InvalidRequest, NotFound
@@ -21,9 +22,8 @@ from penstock.monitor import Sampler
 from penstock.monitor.search import FoundThing, Search
 from penstock.monitor.watched import WatchedQueue
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import page_of
-from penstock.wire.http.messages import Request, Stream, StreamResponse
+from penstock.wire.http.messages import Request, Response, Stream, StreamResponse
 from penstock.wire.http.routes import HttpRoute, route, serves
 from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
@@ -201,10 +201,14 @@ class ConsoleApi:
 
 
 def console_routes() -> list[HttpRoute]:
-    """The page itself. It is public: what it shows it asks for with the viewer's token."""
+    """The pages. They are public: what they show they ask for with the viewer's token."""
     directory = Path(str(files("penstock.wire.console")))
     policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
-    return static_routes("/console", directory, headers=policy, role=Role.PUBLIC)
+    docs = Response(302, b"", "", (("Location", "console/docs.html"),))
+    return [
+        *static_routes("/console", directory, headers=policy, role=Role.PUBLIC),
+        HttpRoute("GET", "/docs", lambda _: docs, hidden=True, page=True),
+    ]
 
 
 def _row(queue: WatchedQueue, sampler: Sampler) -> Queue:

@@ -38,6 +38,7 @@ DEFAULT_EXTENSION = 60  # seconds
 MAX_WAIT_MS = 1 << 31
 LEASE_TIME = "Lease-Time"
 MAX_ATTEMPTS = "Max-Attempts"
+RETRY_DELAY = "Retry-Delay"  # seconds before the next attempt, if this one fails
 # A pop of what does not exist is empty, as clients of Queen MQ expect; a header says why.
 NO_QUEUE = (("Empty-Reason", "no such queue"),)
 NO_PARTITION = (("Empty-Reason", "no such partition"),)
@@ -111,13 +112,16 @@ class DeliveriesApi:
         return [_ack(item, group, who) async for part in slices(items) for item in part]
 
     def _headers(self, popped: PopOutcome) -> Headers:
-        """How long the lease lasts and how many attempts a message has; or what does not exist."""
+        """How long the lease lasts, how many attempts a message has, and how long the next one
+        waits; or what does not exist.
+        """
         info = self._queues.catalog.queues.get(popped.queue or "")
         if popped.reason == "unknown":
             return NO_QUEUE if info is None else NO_PARTITION
         if info is None or not popped.lease_id:
             return ()
-        return _lease_headers(info.options.lease_time, info.options.retry_limit)
+        options = info.options
+        return _lease_headers(options.lease_time, options.retry_limit, options.retry_delay)
 
     def _wanted(self, request: Request) -> PopRequest:
         args: PopQuery = request.args
@@ -169,9 +173,9 @@ class DeliveriesApi:
 
 
 @lru_cache(maxsize=256)
-def _lease_headers(lease_time: int, retry_limit: int) -> Headers:
-    attempts = (MAX_ATTEMPTS, str(retry_limit + 1))
-    return ((LEASE_TIME, str(lease_time)), attempts) if lease_time else (attempts,)
+def _lease_headers(lease_time: int, retry_limit: int, retry_delay: int) -> Headers:
+    attempts = ((MAX_ATTEMPTS, str(retry_limit + 1)), (RETRY_DELAY, f"{retry_delay / 1000:g}"))
+    return ((LEASE_TIME, str(lease_time)), *attempts) if lease_time else attempts
 
 
 def _ack(item: AckItem, group: str, who: str) -> Ack:

@@ -6,7 +6,6 @@ from penstock.contract.messages import (
     MessageBuried,
     MessageDeleted,
     MessageRetried,
-    MessageWithPayload,
     StoredMessages,
     TraceAdded,
     TraceBody,
@@ -42,10 +41,6 @@ class StoredApi:
         )
         return await self._messages.listing(which, args.limit, args.offset, args.cursor)
 
-    @serves(operations.GET_MESSAGE)
-    async def detail(self, partition: str, transaction: str) -> MessageWithPayload:
-        return await self._messages.detail(partition, transaction)
-
     @serves(operations.DELETE_MESSAGE)
     async def delete(self, partition: str, transaction: str) -> MessageDeleted:
         if not await self._messages.delete(partition, transaction):
@@ -63,7 +58,7 @@ class StoredApi:
     ) -> MessageBuried:
         body = body or BuryBody()
         group = args.consumer_group or body.consumer_group or QUEUE_MODE
-        moved = await self._messages.bury(partition, transaction, group, body.error)
+        moved = await self._messages.move_to_dead_letters(partition, transaction, group, body.error)
         return MessageBuried(partition, transaction, moved)
 
     @serves(operations.ADD_TRACE)

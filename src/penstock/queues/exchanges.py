@@ -9,10 +9,11 @@ the client went away meanwhile.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from uuid import UUID
 
 from penstock.database.batching import SLICE, Batcher
@@ -25,46 +26,40 @@ from penstock.queues.calls import AppendArguments, AppendedRow, Row, TakeArgumen
 from penstock.queues.catalog import remember
 from penstock.queues.context import QueueContext
 from penstock.queues.failures import Failures
-from penstock.queues.settling import STATUSES, AckBatch, LeaseMemory, RememberedLease
+from penstock.queues.settling import STATUSES, AckBatch, AckRun, LeaseMemory
 from penstock.queues.types import Ack, AckOutcome, Item
 
+R = TypeVar("R")
 Served = dict[tuple[str, str], int]  # queue, group -> waiting pops that a push took for
 
 TAKE_WEIGHT = 4  # what a pop adds to the size of a call; an acknowledgement adds 1
 MAX_TAKES = 256  # in a call
 LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
 # Cursors that were due long ago and are not any more leave dead index entries, which vacuum cannot
-# remove while something holds an old snapshot. A look begins shortly before the last cursor that
+# remove while something holds an old snapshot. A scan begins shortly before the last cursor that
 # was due; at most once a second, and for at most a twentieth of the time, it goes through all of
 # them.
 SLACK = timedelta(seconds=0.25)
-FULL_LOOK_SECONDS, MAX_FULL_LOOK_SECONDS, FULL_LOOK_SHARE = 1.0, 10.0, 20
-
-
-@dataclass(slots=True)
-class GroupTarget:
-    """A group of one queue, and the one partition wanted, if any."""
-
-    queue: str
-    group: str
-    group_id: int
-    partition: int | None
+FULL_SCAN_SECONDS, MAX_FULL_SCAN_SECONDS, FULL_SCAN_SHARE = 1.0, 10.0, 20
 
 
 @dataclass(slots=True)
 class Take:
-    """Messages that are wanted under one lease."""
+    """Messages that a group of a queue wants under one lease."""
 
-    target: GroupTarget
-    batch: int
-    partitions: int
+    queue: str
+    group: str
+    group_id: int
+    partition: int | None  # the one that it wants; None: any
+    batch: int  # how many messages at most
+    partitions: int  # from how many at most
     holder: int | None
     from_any_partition: bool = field(init=False)  # and from one only
     lease: UUID = field(init=False)
     lease_id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.from_any_partition = self.target.partition is None and self.partitions == 1
+        self.from_any_partition = self.partition is None and self.partitions == 1
         self.renew_lease()
 
     def renew_lease(self) -> None:
@@ -75,7 +70,7 @@ class Take:
 
 @dataclass(slots=True)
 class TakenBatch:
-    """What a take got. Without rows `outcome` says why, and `wait` when to look again."""
+    """What a take got. Without rows `outcome` says why, and `wait` when to poll again."""
 
     take: Take
     rows: Sequence[Row]  # of type `taken`, with messages
@@ -91,23 +86,18 @@ class Exchange:
     take: Take | None = None
 
 
-@dataclass(slots=True)
-class Exchanged:
-    """What the request gets."""
-
-    acked: Sequence[AckOutcome]
-    delivery: TakenBatch | None
+Exchanged = tuple[Sequence[AckOutcome], TakenBatch | None]  # what the request gets
 
 
 @dataclass(slots=True)
 class DueHint:
-    """From when on to look at the cursors of a group."""
+    """Where the scan for due cursors of a group begins."""
 
-    since: datetime | None = None  # cursors that were due before were looked at already
-    full_look_at: float = 0.0  # (monotonic)
+    since: datetime | None = None  # no cursor that was due before is due now
+    full_scan_at: float = 0.0  # (monotonic)
 
 
-class Deliveries:
+class Exchanges:
     def __init__(self, context: QueueContext, failures: Failures, acked: Counter) -> None:
         self._database, self._calls = context.database, context.calls
         self._catalog, self._waiting = context.catalog, context.waiting
@@ -120,7 +110,7 @@ class Deliveries:
             size=lambda one: len(one.acks) + (TAKE_WEIGHT if one.take else 0),
             limit=max(context.settings.merge_max, MAX_TAKES * TAKE_WEIGHT),
             slots=2,
-            unclaimed=lambda exchanged: self.give_back(exchanged.delivery),
+            unclaimed=lambda exchanged: self.give_back(exchanged[1]),
         )
         self._completions: Batcher[UUID, None] = Batcher(self._complete, limit=1000, slots=2)
         self._hints: dict[int, DueHint] = {}  # by group; of limited number
@@ -134,23 +124,11 @@ class Deliveries:
         for task in tuple(self._tasks):
             task.cancel()
 
-    async def settle(self, acks: list[Ack]) -> list[AckOutcome]:
-        """Record outcomes. Repeating one changes nothing."""
-        return list((await self.batcher.submit(Exchange(acks))).acked)
-
-    async def exchange(
-        self, acks: Sequence[Ack], take: Take
-    ) -> tuple[Sequence[AckOutcome], TakenBatch]:
-        """Record outcomes, then take. Cancelling it gives back what was taken."""
-        future = self.batcher.submit(Exchange(acks, take))
-        try:
-            exchanged = await future
-        except asyncio.CancelledError:
-            if not future.cancelled() and future.exception() is None:
-                self.give_back(future.result().delivery)
-            raise
-        assert exchanged.delivery is not None
-        return exchanged.acked, exchanged.delivery
+    async def exchange(self, acks: Sequence[Ack], take: Take | None = None) -> Exchanged:
+        """Record outcomes, then take. Repeating the acknowledgements changes nothing. Cancelling it
+        gives back what was taken.
+        """
+        return await self.batcher.ask(Exchange(acks, take))
 
     async def complete(self, take: Take) -> None:
         """Complete all that was taken (auto-ack)."""
@@ -171,29 +149,23 @@ class Deliveries:
             for take in takes:
                 take.renew_lease()
             await self._calls.release(lost)
-        takes.sort(key=lambda take: (not take.from_any_partition, take.target.group_id))
         batch = AckBatch([ack for request in requests for ack in request.acks])
         runs = await batch.arguments(self._catalog, self.memory)
-        sent = self._database.healthy
-        try:
-            pops = self.arguments(takes) if takes else None
-            began = time.monotonic()
-            settled, taken = await self._calls.settle_and_take(runs, pops)
-            acked = await batch.fill(settled)
-            deliveries = {} if pops is None else self.deliveries(takes, pops, taken, began)
-        except Busy:
-            raise  # rolled back
-        except BaseException:
-            if sent and takes:
-                self.release_later([take.lease for take in takes])
-            raise
+
+        async def call(wanted: TakeArguments | None) -> tuple[list[AckOutcome], list[Row]]:
+            settled, taken = await self._calls.settle_and_take(runs, wanted)
+            return await batch.fill(settled), taken
+
+        if takes:
+            acked, deliveries = await self._take(takes, call)
+        else:
+            (acked, _), deliveries = await call(None), {}
         self.announce(batch.acks, acked)
         results: list[Exchanged | PenstockError] = []
         begin = 0
         for request in requests:
             end = begin + len(request.acks)
-            delivery = None if request.take is None else deliveries[id(request.take)]
-            results.append(Exchanged(acked[begin:end], delivery))
+            results.append((acked[begin:end], deliveries.get(id(request.take))))
             begin = end
         return results
 
@@ -227,24 +199,14 @@ class Deliveries:
         pops = self._waiting.claim(items)
         if not pops:
             return await self._calls.append(arguments)
-        pops.sort(key=lambda pop: pop.take.target.group_id)
         takes: list[Take] = [pop.take for pop in pops]
-        sent, began = self._database.healthy, time.monotonic()
         try:
-            wanted = self.arguments(takes, hand_over=True)
-            appended, rows = await self._calls.append_and_take(arguments, wanted)
-            deliveries = self.deliveries(takes, wanted, rows, began)
-        except Busy:
-            raise  # rolled back
-        except BaseException:
-            if sent:
-                self.release_later([take.lease for take in takes])
-            raise
-        else:
-            for take, pop in zip(takes, pops, strict=True):
+            call = partial(self._calls.append_and_take, arguments)
+            appended, deliveries = await self._take(takes, call, hand_over=True)
+            for pop, take in zip(pops, takes, strict=True):
                 taken = deliveries.get(id(take))
-                if pop.claimed:  # else it has ended, or begun another look
-                    key = take.target.queue, take.target.group
+                if pop.claimed:  # else it has ended, or begun another poll
+                    key = take.queue, take.group
                     served[key] = served.get(key, 0) + 1
                 if taken is not None and not (pop.claimed and pop.hand_over(taken)):
                     self.give_back(taken)
@@ -256,33 +218,50 @@ class Deliveries:
 
     # Takes
 
-    def arguments(self, takes: list[Take], *, hand_over: bool = False) -> TakeArguments:
-        """What to send for these, which are sorted as `take` wants it."""
+    async def _take(
+        self,
+        takes: list[Take],
+        call: Callable[[TakeArguments], Awaitable[tuple[R, list[Row]]]],
+        *,
+        hand_over: bool = False,
+    ) -> tuple[R, dict[int, TakenBatch]]:
+        """Make a call that takes, among other things. What else it returned, and what each take
+        got, by its identity. When the outcome is unknown the leases are released.
+        """
+        takes = sorted(takes, key=lambda take: (not take.from_any_partition, take.group_id))
         simple = all(take.from_any_partition for take in takes)
-        now = time.monotonic()
-        since = {group: self._since(group, now) for group in {t.target.group_id for t in takes}}
-        return TakeArguments(
-            groups=[take.target.group_id for take in takes],
+        sent, began = self._database.healthy, time.monotonic()
+        since = {group: self._since(group, began) for group in {take.group_id for take in takes}}
+        wanted = TakeArguments(
+            groups=[take.group_id for take in takes],
             batches=[take.batch for take in takes],
             leases=[take.lease for take in takes],
-            since=[since[take.target.group_id] for take in takes],
-            partitions=None if simple else [take.target.partition for take in takes],
+            since=[since[take.group_id] for take in takes],
+            partitions=None if simple else [take.partition for take in takes],
             spans=None if simple else [take.partitions for take in takes],
             max_bytes=self._max_bytes,
             hand_over=hand_over,
         )
+        try:
+            result, rows = await call(wanted)
+            return result, self._taken(takes, wanted, rows, began)
+        except Busy:
+            raise  # rolled back
+        except BaseException:
+            if sent:
+                self._spawn(self._release_twice([take.lease for take in takes]))
+            raise
 
-    def deliveries(
+    def _taken(
         self, takes: list[Take], sent: TakeArguments, rows: list[Row], began: float
     ) -> dict[int, TakenBatch]:
-        """What each take got, by its identity. Its rows are together, and the last has an
-        outcome."""
-        cost = FULL_LOOK_SHARE * (time.monotonic() - began)
-        if cost > FULL_LOOK_SECONDS:
+        """What each take got. Its rows are together, and the last has an outcome."""
+        cost = FULL_SCAN_SHARE * (time.monotonic() - began)
+        if cost > FULL_SCAN_SECONDS:
             for group, since in zip(sent.groups, sent.since, strict=True):
                 hint = self._hints.get(group)
                 if since is None and hint is not None:
-                    hint.full_look_at = began + min(cost, MAX_FULL_LOOK_SECONDS)
+                    hint.full_scan_at = began + min(cost, MAX_FULL_SCAN_SECONDS)
         deliveries: dict[int, TakenBatch] = {}
         begin = 0
         for end, row in enumerate(rows, 1):
@@ -292,38 +271,38 @@ class Deliveries:
             messages = [one for one in rows[begin:end] if one["partition_id"] is not None]
             deliveries[id(take)] = TakenBatch(take, messages, row["outcome"], row["wait"])
             begin = end
-            if take.target.partition is None and row["due_at"] is not None:
+            if take.partition is None and row["due_at"] is not None:
                 floor, since = row["due_at"] - SLACK, sent.since[row["request"] - 1]
-                hint = self._hints.get(take.target.group_id)
+                hint = self._hints.get(take.group_id)
                 if hint is not None:
                     hint.since = floor if since is None else max(floor, since)
             if row["version"] is not None and len(row["seqs"]) <= SLICE:
-                target, partition = take.target, row["partition_id"]
-                lease = RememberedLease(
-                    target.queue,
-                    target.group,
-                    target.group_id,
+                partition = row["partition_id"]
+                lease = AckRun(
                     partition,
-                    row["partition"],
-                    self._catalog.partition_uuid(partition),
-                    row["version"],
+                    take.group,
                     take.lease,
-                    row["seqs"][-1],
                     row["transactions"],
-                    row["times"],
+                    group_id=take.group_id,
+                    version=row["version"],
+                    last=row["seqs"][-1],
+                    times=row["times"],
+                    queue=take.queue,
+                    partition_name=row["partition"],
+                    partition_id=self._catalog.partition_uuid(partition),
                 )
                 self.memory.add(take.lease_id, lease)
         return deliveries
 
     def _since(self, group: int, now: float) -> datetime | None:
-        """From when on to look at the cursors of a group; None: at all of them."""
+        """From which due time on to scan the cursors of a group; None: all of them."""
         hint = self._hints.get(group)
         if hint is None:
             hint = DueHint()
             remember(self._hints, group, hint)
-        if now < hint.full_look_at:
+        if now < hint.full_scan_at:
             return hint.since
-        hint.full_look_at = now + FULL_LOOK_SECONDS
+        hint.full_scan_at = now + FULL_SCAN_SECONDS
         return None
 
     # Leases that no client has
@@ -336,14 +315,12 @@ class Deliveries:
     async def _give_back(self, take: Take) -> None:
         self.memory.forget(take.lease_id)
         await self._release([take.lease])
-        self._waiting.available(take.target.queue, 1, take.target.group)
-
-    def release_later(self, leases: Iterable[UUID]) -> None:
-        """End the leases of a call that was cut off, once the database is back."""
-        self._spawn(self._release_twice(list(leases)))
+        self._waiting.available(take.queue, 1, take.group)
 
     async def _release_twice(self, leases: list[UUID]) -> None:
-        """The call may still be running there: end them again when it surely is not."""
+        """End the leases of a call that was cut off, once the database is back. The call may still
+        be running there: end them again when it surely is not.
+        """
         await self._release(leases)
         await asyncio.sleep(LINGERING_SECONDS)
         await self._release(leases)
