@@ -1,16 +1,20 @@
 """Backups of shared topics: what is in the database and what is in object storage fit together."""
 
 import asyncio
+import subprocess
 from functools import partial
 from pathlib import Path
 
-from penstock.backup.dump import Dump
-from penstock.database.embedded import EmbeddedPostgres
+import asyncpg
+
+from penstock.backup.dump import Dump, load
+from penstock.database.embedded import BINARIES, EmbeddedPostgres
 from tests.backup.test_backup import penstock
 from tests.conftest import fresh_database
+from tests.support.wait import eventually
 from tests.topics.shared.conftest import database_url  # noqa: F401 - a fixture
 from tests.topics.shared.test_log import values
-from tests.topics.shared.test_mover import moving, objects, rows
+from tests.topics.shared.test_mover import execute, moving, objects, rows
 
 
 def environment(url: str, directory: Path, tier: Path) -> dict[str, str]:
@@ -82,6 +86,30 @@ async def test_a_backup_under_appends_and_moves_restores_all_that_was_answered(
         assert (gap["gap_start"], gap["gap_end"]) == (len(found), again)
 
 
+async def test_a_database_without_the_tables_is_named(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    url = await asyncio.to_thread(partial(fresh_database, postgres, empty=True))
+    source = environment(url, tmp_path / "none", tmp_path / "tier")
+    output = await run("backup", str(tmp_path / "place"), code=1, **source)
+    assert "cannot be backed up" in output
+    assert "shared_batches" in output
+
+
+async def test_a_backup_of_a_release_without_shared_topics_can_be_restored(
+    postgres: EmbeddedPostgres,
+) -> None:
+    fresh = partial(fresh_database, postgres, empty=True)
+    there, here = await asyncio.to_thread(fresh), await asyncio.to_thread(fresh)
+    await execute(there, "CREATE SCHEMA penstock; CREATE TABLE penstock.queues AS SELECT 1 AS id")
+    command = [str(BINARIES / "pg_dump"), "--format=custom", "--schema=penstock", there]
+    dumped = await asyncio.to_thread(subprocess.check_output, command)
+    await asyncio.to_thread(load, here, "penstock", [dumped], None)
+    connection = await asyncpg.connect(here)
+    assert await connection.fetchval("SELECT id FROM penstock.queues") == 1
+    await connection.close()
+
+
 async def test_no_object_of_a_backup_is_deleted_before_its_end(
     database_url: str,  # noqa: F811
     tmp_path: Path,
@@ -104,5 +132,9 @@ async def test_no_object_of_a_backup_is_deleted_before_its_end(
             name.rpartition("/")[2] for name in (named, merged)
         }
         await asyncio.to_thread(dump.__exit__)
-        await topics.mover.step()
-        assert [path.name for path in objects(tmp_path)] == [merged.rpartition("/")[2]]
+
+        async def only_the_merged_one_is_left() -> bool:
+            await topics.mover.step()
+            return [path.name for path in objects(tmp_path)] == [merged.rpartition("/")[2]]
+
+        await eventually(only_the_merged_one_is_left)  # the server notices the end of a connection

@@ -533,6 +533,9 @@ def test_the_page_of_the_api_shows_every_operation_and_asks_nobody_else(page, br
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{broker.url}/docs#post_api_v1_push")
     page.wait_for_selector("#post_api_v1_push[open]")
+    assert page.evaluate("document.scrollingElement.scrollTop") > 0, "a link leads to its operation"
+    sections = page.eval_on_selector_all("h2", "all => all.map(one => one.textContent)")
+    assert sections[-2:] == ["queen", "internal"]
     assert page.text_content("#base") == broker.url
     document = httpx.get(f"{broker.url}/openapi.json").json()
     text = page.text_content("main")

@@ -73,90 +73,102 @@ def brokers(postgres, tmp_path_factory):
         yield one, two
 
 
+class Rolling:
+    """Load through two clients while brokers restart, and what came of it."""
+
+    def __init__(self, clients: dict[str, Client]) -> None:
+        self.clients = clients
+        self.pushed = 0
+        self.taken = {
+            f"{way}-{kind}": Counter[int]() for way in clients for kind in ("acks", "auto")
+        }
+        self.taken["moved"] = Counter()
+        self._done = asyncio.Event()
+        groups = [group for group in self.taken if group != "moved"]
+        self._working = [
+            asyncio.create_task(self._take(clients[group.split("-")[0]], group)) for group in groups
+        ]
+        self._working += [asyncio.create_task(self._move(client)) for client in clients.values()]
+        self._pushing = [asyncio.create_task(self._push(client)) for client in clients.values()]
+
+    async def _push(self, client: Client) -> None:
+        while not self._done.is_set():
+            number, self.pushed = self.pushed, self.pushed + 1
+            await client.push("rolling", number, partition=str(number % 7))
+            waiting = self.pushed - min(seen.total() for seen in self.taken.values())
+            await asyncio.sleep(0.01 if waiting < 200 else 1.0)  # whatever the machine takes
+
+    async def _take(self, client: Client, group: str) -> None:
+        acks = group.endswith("acks")
+        async for message in client.take(f"rolling@{group}", batch=5, auto_ack=not acks):
+            self.taken[group][message.data] += 1
+            if acks:
+                await client.ack(message)
+
+    async def _move(self, client: Client) -> None:
+        async for message in client.take("rolling@moved"):
+            async with client.transaction() as tx:
+                tx.ack(message).push("moved", message.data)
+            self.taken["moved"][message.data] += 1
+
+    async def advance(self, more: int) -> None:
+        """Wait until so many more messages are pushed, or a task has ended."""
+        before = self.pushed
+        await eventually(
+            lambda: self.pushed > before + more or any(map(asyncio.Task.done, self._working)), 60
+        )
+        self.check()
+
+    def check(self) -> None:
+        for task in self._working:
+            assert not task.done() or task.result()  # raises what ended it
+
+    async def finish(self) -> Counter[int]:
+        """Stop pushing, wait until each group has everything, and return all that was pushed."""
+        self._done.set()
+        await asyncio.gather(*self._pushing)
+        everything = Counter(range(self.pushed))
+
+        def all_there() -> bool:
+            assert not any(task.done() for task in self._working)
+            return all(seen.keys() == everything.keys() for seen in self.taken.values())
+
+        try:
+            await eventually(all_there, 60)
+        except AssertionError:
+            missing = {group: sorted(everything - seen) for group, seen in self.taken.items()}
+            raise AssertionError(
+                f"of {self.pushed} messages these did not arrive: {missing}"
+            ) from None
+        for task in self._working:
+            task.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
+        return everything
+
+
 async def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_see_no_error(
     brokers, soak
 ):
     """A rolling restart under load, through a balancer and with two addresses: each message
     exactly once.
     """
-    rounds = 3 if soak else 1
-
     urls = [broker.url for broker in brokers]
     async with balancing(urls) as balancer:
         await eventually(lambda: len(balancer.ready) == 2)
-        ways: dict[str, str | list[str]] = {"balancer": balancer.url, "addresses": urls}
-        taken = {f"{way}-{kind}": Counter[int]() for way in ways for kind in ("acks", "auto")}
-        taken["moved"] = Counter()
-        pushed = 0
-        done = asyncio.Event()
-
-        async def push(client: Client) -> None:
-            nonlocal pushed
-            while not done.is_set():
-                number, pushed = pushed, pushed + 1
-                await client.push("rolling", number, partition=str(number % 7))
-                waiting = pushed - min(seen.total() for seen in taken.values())
-                await asyncio.sleep(0.01 if waiting < 200 else 1.0)  # whatever the machine takes
-
-        async def take(client: Client, group: str) -> None:
-            acks = group.endswith("acks")
-            async for message in client.take(f"rolling@{group}", batch=5, auto_ack=not acks):
-                taken[group][message.data] += 1
-                if acks:
-                    await client.ack(message)
-
-        async def move(client: Client) -> None:
-            async for message in client.take("rolling@moved"):
-                async with client.transaction() as tx:
-                    tx.ack(message).push("moved", message.data)
-                taken["moved"][message.data] += 1
-
-        async with Client(ways["balancer"]) as one, Client(ways["addresses"]) as two:
-            clients = {"balancer": one, "addresses": two}
+        async with Client(balancer.url) as one, Client(urls) as two:
             # An answer that is lost costs its lease, and that outlives the test.
             await one.configure("rolling", lease_time=3600, retry_limit=5)
-            groups = [group for group in taken if group != "moved"]
-            working = [
-                asyncio.create_task(take(clients[group.split("-")[0]], group)) for group in groups
-            ]
-            working += [asyncio.create_task(move(client)) for client in clients.values()]
-            pushing = [asyncio.create_task(push(client)) for client in clients.values()]
-            for broker in [*brokers] * rounds:
+            rolling = Rolling({"balancer": one, "addresses": two})
+            for broker in [*brokers] * (3 if soak else 1):
                 assert await asyncio.to_thread(broker.stop, 60) == 0
-                before = pushed
-                await eventually(
-                    lambda before=before: (
-                        pushed > before + 20 or any(map(asyncio.Task.done, working))
-                    ),
-                    60,
-                )
-                for task in working:
-                    assert not task.done() or task.result()  # raises what ended it
+                await rolling.advance(20)
                 await asyncio.to_thread(broker.start)
                 await eventually(lambda: len(balancer.ready) == 2, 30)
-                for task in working:
-                    assert not task.done() or task.result()  # raises what ended it
-            done.set()
-            await asyncio.gather(*pushing)
-            everything = Counter(range(pushed))
-
-            def all_there() -> bool:
-                assert not any(task.done() for task in working)
-                return all(seen.keys() == everything.keys() for seen in taken.values())
-
-            try:
-                await eventually(all_there, 60)
-            except AssertionError:
-                missing = {group: sorted(everything - seen) for group, seen in taken.items()}
-                raise AssertionError(
-                    f"of {pushed} messages these did not arrive: {missing}"
-                ) from None
-            for task in working:
-                task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
+                rolling.check()
+            everything = await rolling.finish()
             taking = two.take("moved@check", batch=500, idle=0, auto_ack=True)
             assert Counter([message.data async for message in taking]) == everything
-        assert taken == dict.fromkeys(taken, everything)
+        assert rolling.taken == dict.fromkeys(rolling.taken, everything)
         assert min(balancer.accepted.values()) > 0
 
 

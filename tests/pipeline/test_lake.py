@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from copy import copy
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ from penstock.pipeline.lake.maintenance import compact, expire
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded, folder
 from penstock.pipeline.lake.typed_columns import TypedColumns, object_fields
-from penstock.pipeline.report import PipelineReport
+from penstock.pipeline.report import RunReport
 from penstock.pipeline.sources.topic import DataLoss, TopicReader
 from penstock.protocol import frames
 from tests.pipeline import scale
@@ -771,7 +771,7 @@ def test_a_watched_table_follows_its_topic_and_says_how_far_behind_it_is(
     topics, root = tmp_path / "topics", tmp_path / "lake"
     monkeypatch.setattr(archive_watch, "HEARTBEAT_SECONDS", 0.02)
     write_topic(TOPIC, [b"x"] * 10, directory=topics)
-    reports: list[PipelineReport] = []
+    reports: list[RunReport] = []
     job, free, holds = archiver(root, topics), threading.Event(), threading.Event()
     free.set()
     run = job.run
@@ -783,7 +783,7 @@ def test_a_watched_table_follows_its_topic_and_says_how_far_behind_it_is(
         return run(*given)
 
     monkeypatch.setattr(job, "run", holding)
-    watch = ArchiveWatch(job, 0.1, [lambda report: reports.append(replace(report))])
+    watch = ArchiveWatch(job, 0.1, [lambda report: reports.append(copy(report))])
     thread = threading.Thread(target=watch.run, args=(None,))
     thread.start()
     until(lambda: reports and (reports[-1].rows, reports[-1].lag) == (10, 0), 60)

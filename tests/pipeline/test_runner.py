@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from penstock.pipeline import runner as runner_module
 from penstock.pipeline.failure import PipelineFailed
 from penstock.pipeline.pipeline_file import parse
 from penstock.pipeline.query_builder import build
-from penstock.pipeline.report import PipelineReport
+from penstock.pipeline.report import RunReport
 from penstock.pipeline.runner import Runner
 from penstock.protocol import frames
 from tests.pipeline.conftest import ServedTopics
@@ -62,8 +62,8 @@ url: {server.url}
 def test_a_query_that_fails_ends_the_pipeline_with_its_name(spark, server, tcp, tmp_path) -> None:
     second = "topic: second-{tag}, from: bad"
     file = two_sinks(server, tcp, tmp_path, "100 milliseconds", second)
-    reports: list[PipelineReport] = []
-    runner = Runner(file, "local[2]", [lambda report: reports.append(replace(report))])
+    reports: list[RunReport] = []
+    runner = Runner(file, "local[2]", [lambda report: reports.append(copy(report))])
     watchdog = threading.Timer(200, runner.stop)
     watchdog.start()
     try:
@@ -96,7 +96,7 @@ def test_a_query_that_ends_first_does_not_make_the_pipeline_report_without_a_pau
     module.hold = hold  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "slow_sink", module)
     second = "foreachBatch: slow_sink:hold, from: orders"
-    reports: list[PipelineReport] = []
+    reports: list[RunReport] = []
     file = two_sinks(server, tcp, tmp_path, "availableNow", second)
     Runner(file, "local[2]", [reports.append]).run(spark)
     before, after = counted[:2]

@@ -156,7 +156,7 @@ def test_sinks_that_share_an_aggregate_compute_it_once_and_write_each_batch_once
     orders(("DE", 7), ("FR", 11), ("DE", 8))
     report = Runner(file).run(spark)
     assert seen.COUNTER.value == 3, "each record was computed once, for three sinks"
-    graph = {node["name"]: node["inputs"] for node in report.graph if node["kind"] != "source"}
+    graph = {node.name: node.inputs for node in report.graph if node.kind != "source"}
     assert graph == {
         "seen": ["orders"],
         "sums": ["seen"],
@@ -164,7 +164,7 @@ def test_sinks_that_share_an_aggregate_compute_it_once_and_write_each_batch_once
         "all": ["sums"],
         "calls": ["large"],
     }
-    assert [batch["rows"] for batch in report.batches] == [3]
+    assert [batch.rows for batch in report.batches] == [3]
     assert report.state_rows == 2
     orders(("FR", 1), ("IT", 20))
     with pytest.raises(PipelineFailed, match=r"sink calls: .*the third sink is away"):

@@ -50,8 +50,10 @@ class Dump:
                 )
             )
             self.objects = [row["object"] for row in rows]
-        except BaseException:
+        except BaseException as error:
             self._runner.close()
+            if isinstance(error, asyncpg.PostgresError):
+                raise Unavailable(f"the database cannot be backed up: {error}") from None
             raise
         return self
 
@@ -93,7 +95,9 @@ async def _change_timeline(url: str, schema: str) -> None:
     """Let the next append of each shared log skip ahead, as after a failover."""
     connection = await asyncpg.connect(url, target_session_attrs="primary")
     try:
-        await connection.execute(f'UPDATE "{schema}".shared_logs SET timeline = 0')
+        table = f'"{schema}".shared_logs'
+        if await connection.fetchval("SELECT to_regclass($1)", table):  # 0.2.0 does not have it
+            await connection.execute(f"UPDATE {table} SET timeline = 0")
     finally:
         await connection.close()
 

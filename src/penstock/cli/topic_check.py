@@ -120,7 +120,10 @@ async def _verify_shared(
         return await asyncio.to_thread(store.read_range, name, position, size)
 
     path = {"search_path": config.database.db_schema}
-    connection = await asyncpg.connect(url_here(config), server_settings=path)
+    try:
+        connection = await asyncpg.connect(url_here(config), server_settings=path)
+    except asyncpg.PostgresError as error:
+        raise PenstockError(f"no connection to the database: {error}") from None
     try:
         reports: list[TierReport] = []
         for row in await connection.fetch(LOGS, None):

@@ -34,8 +34,8 @@ class ScheduledMessages(Noun):
     next: str | None = None
 
 
-class StoredMessage(Noun, kw_only=True):
-    """A stored message without its payload, and what became of it."""
+class MessagePlace(Noun, kw_only=True):
+    """Which message it is, where it is, and what became of it."""
 
     id: str
     transaction_id: str
@@ -45,15 +45,20 @@ class StoredMessage(Noun, kw_only=True):
     namespace: str
     task: str
     state: str  # waiting, leased, completed or dead_letter
+    trace_id: str | None
+    producer: str | None
+    created_at: datetime
+    headers: dict[str, str]
+
+
+class StoredMessage(MessagePlace, kw_only=True):
+    """A stored message without its payload, and what became of it."""
+
     queue_state: str = "none"  # of consumers without a group; none: there are none
     groups_done: int = 0  # groups that have finished it
     groups: int = 0
-    trace_id: str | None
-    producer: str | None
     priority: int = 0
-    created_at: datetime
     lease_expires_at: datetime | None = None
-    headers: dict[str, str]
 
 
 class StoredMessages(Noun, kw_only=True):
@@ -74,21 +79,9 @@ class MessageGroup(Noun):
     lease_expires_at: datetime | None
 
 
-class MessageWithPayload(Noun, kw_only=True):
+class MessageWithPayload(MessagePlace, kw_only=True):
     """A stored message with its payload and its state in each group."""
 
-    id: str
-    transaction_id: str
-    partition_id: str
-    queue: str
-    partition: str
-    namespace: str
-    task: str
-    state: str
-    trace_id: str | None
-    producer: str | None
-    created_at: datetime
-    headers: dict[str, str]
     payload: Any
     encrypted: bool
     error: str | None

@@ -67,7 +67,7 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role
 
-# fmt: off (a table: path, answer, summary; then what else there is to say)
+# Path, answer, summary; then what else there is to say.
 
 CONFIGURE_QUEUE = Section("queues", "/api/v1").post(
     "/configure",

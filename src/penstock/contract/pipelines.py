@@ -27,19 +27,20 @@ class PipelineReport(msgspec.Struct):
     """The state that a pipeline reports."""
 
     state: str
-    at: float = 0.0
+    at: float = 0.0  # when it was reported, in seconds since 1970
     batch: int = -1
-    rows: int = 0
+    rows: int = 0  # read since the start
     rows_per_second: float = 0.0
     batch_ms: int = 0
-    lag: int | None = None
-    position: str = ""
-    lag_seconds: float | None = None
-    target_seconds: float | None = None
-    state_rows: int = 0
+    lag: int | None = None  # records or messages; None: no source counts
+    position: str = ""  # of each source, in words
+    lag_seconds: float | None = None  # age of the oldest of them, where it is known
+    target_seconds: float | None = None  # what the age should not exceed
+    progress: float | None = None  # of a run that ends by itself: 0 to 1, as far as it is known
+    state_rows: int = 0  # of the stream's state
     state_bytes: int = 0
-    graph: list[PipelineNode] = []
-    batches: list[PipelineBatch] = []
+    graph: list[PipelineNode] = []  # sources, steps and sinks
+    batches: list[PipelineBatch] = []  # the last ones, the newest first
     error: str | None = None
     host: str = ""
     pid: int = 0

@@ -24,6 +24,7 @@ import msgspec
 
 from penstock.broker import Broker
 from penstock.contract.consumers import ConsumerHealth
+from penstock.contract.noun import of
 from penstock.contract.queues import QueueGroup
 from penstock.contract.routes import RouteStatus
 from penstock.errors import PenstockError
@@ -308,16 +309,11 @@ class Sampler:
         return WatchedQueue(queue, groups, None if groups else unread)
 
     def _group(self, queue: str, group: GroupFigures) -> QueueGroup:
-        return QueueGroup(
+        return of(
+            QueueGroup,
+            group,
             name="" if group.name == QUEUE_MODE else group.name,
-            waiting=group.waiting,
             lag_seconds=self._waits.get(group.id) if group.waiting else 0.0,
-            leased=group.leased,
-            completed=group.completed,
-            failed=group.failed,
-            dead_letters=group.dead_letters,
-            dropped=group.dropped,
-            skipped=group.skipped,
             consumers=None
             if self._consumers is None
             else self._consumers.get((queue, group.name), 0),
@@ -340,15 +336,13 @@ class Sampler:
             self._latency = {f"p{one}": latencies.percentile(one) for one in (50, 99)}
         mine = self._broker.presence.member
         self._processes = [
-            WatchedProcess(
-                id=member.id,
+            of(
+                WatchedProcess,
+                member,
+                member.figures,
                 host=member.hostname,
-                worker=member.worker,
-                server=member.server,
                 version=member.figures.version or None,
-                cpu=member.figures.cpu,
                 memory=member.figures.memory_bytes,
-                waiting_pops=member.figures.waiting_pops,
                 started_at=member.started_at.timestamp() * 1000,
                 last_seen=member.last_seen.timestamp() * 1000,
                 self=member.id == mine,

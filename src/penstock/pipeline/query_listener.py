@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.pipeline.failure import cause
 from penstock.pipeline.progress import in_words, lag_of
-from penstock.pipeline.report import Heartbeat, PipelineReport
+from penstock.pipeline.report import Heartbeat, RunReport
 from penstock.pipeline.runner import stop_after_batch
 
 log = logging.getLogger("penstock.pipeline")
@@ -30,13 +30,13 @@ class QueryListener(StreamingQueryListener):
         self._spark = spark
         self._url, self._token = url, token
         # by the query's run; none of those that began before they were listened to
-        self._reports: dict[UUID, PipelineReport] = {}
+        self._reports: dict[UUID, RunReport] = {}
         self._heartbeats: dict[UUID, Heartbeat] = {}
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: N802
         name = event.name or f"query-{event.id}"
         master = str(self._spark.conf.get("spark.master", ""))
-        self._reports[event.runId] = PipelineReport(name, state="running", master=master)
+        self._reports[event.runId] = RunReport(name=name, state="running", master=master)
         if self._url:
             self._heartbeats[event.runId] = Heartbeat(self._url, name, self._token)
         self._send(event)

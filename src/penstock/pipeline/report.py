@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
+from penstock.contract.pipelines import PipelineBatch, PipelineReport
 from penstock.errors import PenstockError
 from penstock.net.addresses import resource
 from penstock.net.broker_caller import BrokerCaller
@@ -23,30 +25,14 @@ HEARTBEAT_SECONDS = 2.0
 MAX_BATCHES = 20  # that a report has
 
 
-@dataclass
-class PipelineReport:
-    """Where a pipeline stands."""
+class RunReport(PipelineReport, kw_only=True):
+    """What a run reports of itself: the contract's report, filled in by the run."""
 
     name: str
     state: str = "starting"  # starting, running, idle, stopping, finished, failed
-    batch: int = -1
-    rows: int = 0  # read since the start
-    rows_per_second: float = 0.0
-    batch_ms: int = 0
-    lag: int | None = None  # records or messages; None when no source counts
-    lag_seconds: float | None = None  # age of the oldest of them, where it is known
-    target_seconds: float | None = None  # what the age should not exceed
-    position: str = ""  # of each source, in words
-    progress: float | None = None  # of a run that ends by itself: 0 to 1, as far as it is known
-    state_rows: int = 0  # of the stream's state
-    state_bytes: int = 0
-    error: str | None = None
-    graph: list[dict[str, Any]] = field(default_factory=list)  # sources, steps and sinks
-    batches: list[dict[str, Any]] = field(default_factory=list)  # the last ones, the newest first
-    host: str = field(default_factory=socket.gethostname)
-    pid: int = field(default_factory=os.getpid)
-    started_at: float = field(default_factory=time.time)
-    master: str = ""
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    pid: int = msgspec.field(default_factory=os.getpid)
+    started_at: float = msgspec.field(default_factory=time.time)
 
     def take(self, progress: Any) -> int:
         """Take over what Spark says of a batch; how many rows it read."""
@@ -57,19 +43,21 @@ class PipelineReport:
         state = progress["stateOperators"]
         self.state_rows = sum(int(one["numRowsTotal"]) for one in state)
         self.state_bytes = sum(int(one["memoryUsedBytes"]) for one in state)
-        batch = {"batch": self.batch, "at": str(progress["timestamp"]), "rows": rows}
-        self.batches = [{**batch, "ms": self.batch_ms}, *self.batches][:MAX_BATCHES]
+        batch = PipelineBatch(self.batch, str(progress["timestamp"]), rows, self.batch_ms)
+        self.batches = [batch, *self.batches][:MAX_BATCHES]
         return rows
 
     def fields(self) -> dict[str, Any]:
         """All of it with the time, as the broker and readers of the JSON lines get it."""
-        return {"at": round(time.time(), 3), **asdict(self)}
+        self.at = round(time.time(), 3)
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
 
-Listener = Callable[[PipelineReport], None]
+Listener = Callable[[RunReport], None]
 
 
-def notify(listeners: list[Listener], report: PipelineReport) -> bool:
+def notify(listeners: list[Listener], report: RunReport) -> bool:
     """Pass the report on; whether one of them wants the pipeline to stop."""
     for listener in listeners:
         listener(report)
@@ -105,7 +93,7 @@ class Heartbeat:
         self._warned = False
         self.stop_wanted = False
 
-    def __call__(self, report: PipelineReport) -> None:
+    def __call__(self, report: RunReport) -> None:
         """Send the report if its state is new, or the last one was sent a while ago."""
         if time.monotonic() - self._last < HEARTBEAT_SECONDS and report.state == self._state:
             return

@@ -17,13 +17,14 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
+from penstock.contract.pipelines import PipelineNode
 from penstock.errors import PenstockError
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import PipelineFile
 from penstock.pipeline.progress import in_words, lag_of, rows_of
 from penstock.pipeline.query_builder import Built, Query, SinkOutput
-from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, PipelineReport, notify, repeating
+from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, RunReport, notify, repeating
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.step_history import record_steps
@@ -45,7 +46,7 @@ class Runner:
         listeners: list[Listener] | None = None,
     ) -> None:
         self.pipeline = pipeline
-        self.report = PipelineReport(pipeline.name, master=master)
+        self.report = RunReport(name=pipeline.name, master=master)
         self._listeners = listeners or []
         self._stop = threading.Event()
         self._seen = -1  # the last batch of the main query that the report has
@@ -54,7 +55,7 @@ class Runner:
         """Ask it to end after the batch it is in. May be called from a signal handler."""
         self._stop.set()
 
-    def run(self, spark: Any = None) -> PipelineReport:
+    def run(self, spark: Any = None) -> RunReport:
         """Run to the end: all there is for availableNow and batch, until stopped otherwise."""
         self._report()
         try:
@@ -186,20 +187,16 @@ class Runner:
             self._stop.set()
 
 
-def graph_of(pipeline: PipelineFile, built: Built) -> list[dict[str, Any]]:
+def graph_of(pipeline: PipelineFile, built: Built) -> list[PipelineNode]:
     """Sources, steps and sinks, each with the names of those it reads from."""
-    nodes = [
-        {"kind": "source", "name": name, "title": source.title, "inputs": []}
-        for name, source in pipeline.views.items()
-    ]
+    nodes = [PipelineNode("source", name, source.title) for name, source in pipeline.views.items()]
     nodes += [
-        {"kind": "step", "name": name, "title": "", "inputs": list(dict.fromkeys(inputs))}
+        PipelineNode("step", name, inputs=list(dict.fromkeys(inputs)))
         for name, inputs in built.inputs.items()
     ]
     for output in built.outputs:
         view = output.view or output.name.partition(":")[2]
-        node = {"kind": "sink", "name": output.name, "title": output.sink.title, "inputs": [view]}
-        nodes.append(node)
+        nodes.append(PipelineNode("sink", output.name, output.sink.title, [view]))
     return nodes
 
 

@@ -6,15 +6,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from penstock.config import Config, schema
+from penstock.config import Config
+from penstock.config.schema import ListenerSettings as Settings
 from penstock.errors import PenstockError
 
-Settings = (
-    schema.HttpServerSettings
-    | schema.TcpServerSettings
-    | schema.KafkaServerSettings
-    | schema.WebsocketServerSettings
-)
 FLAGS = {
     "http_server": "--http-port",
     "tcp_server": "--tcp-port",

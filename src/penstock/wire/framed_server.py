@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from typing import Protocol
 
+from penstock.config.schema import FramedListener
 from penstock.metrics import Metrics
 from penstock.wire.auth import Verifier
 from penstock.wire.framed import FramedConnection
@@ -16,30 +16,13 @@ HANDSHAKE_SECONDS = 10.0
 MAX_SWEEP_SECONDS = 5.0
 
 
-class FramedSettings(Protocol):
-    """What every such listener is configured with."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def max_connections(self) -> int: ...
-    @property
-    def auth_timeout(self) -> float: ...
-    @property
-    def frame_timeout(self) -> float: ...
-    @property
-    def idle_timeout(self) -> float: ...
-
-
 class FramedServer:
     name: str  # in log and banner; in lower case in metrics
     refusal = b""  # the answer to plain text on a TLS port
 
     def __init__(
         self,
-        settings: FramedSettings,
+        settings: FramedListener,
         metrics: Metrics,
         verifier: Verifier | None,
         certificate: Certificate | None,

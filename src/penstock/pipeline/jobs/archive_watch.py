@@ -22,7 +22,7 @@ from penstock.pipeline.failure import cause
 from penstock.pipeline.jobs.archive import Archiver
 from penstock.pipeline.lake.table import Superseded
 from penstock.pipeline.options import QueueSourceOptions, TopicSourceOptions, read_options
-from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, PipelineReport, notify, repeating
+from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, RunReport, notify, repeating
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.queue import QueuePlan
 from penstock.pipeline.sources.topic_catalog import Topics
@@ -58,7 +58,7 @@ class ArchiveWatch:
         self._maintained = float("-inf")
         name = f"archive-{archiver.origin.name}"
         self._target = target_seconds
-        self.report = PipelineReport(name, target_seconds=target_seconds)
+        self.report = RunReport(name=name, target_seconds=target_seconds)
 
     def stop(self) -> None:
         """End after the run that is under way; now, if that waits for a broker that does not answer
@@ -67,7 +67,7 @@ class ArchiveWatch:
         if not self._answered and threading.current_thread() is self._thread:
             raise StopNow
 
-    def run(self, spark: Any) -> PipelineReport:
+    def run(self, spark: Any) -> RunReport:
         """Until stopped."""
         try:
             with repeating(self._notify, HEARTBEAT_SECONDS):

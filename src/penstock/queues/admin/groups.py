@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from penstock.contract.groups import Group, GroupDeleted, GroupPosition, Seek
+from penstock.contract.noun import of
 from penstock.database import Database, struct_of
 from penstock.errors import NotFound
 from penstock.io.tasks import slices
@@ -222,16 +223,10 @@ def _status(row: Any, figures: GroupFigures, backlog: GroupBacklog, members: int
         and not row["discovering"]
     )
     state = state_of(members, late=(backlog.seconds or 0.0) > LATE_SECONDS or stuck)
-    return Group(
+    return of(
+        Group,
+        figures,
         queue=row["queue"],
-        name=figures.name,
-        waiting=figures.waiting,
-        leased=figures.leased,
-        completed=figures.completed,
-        failed=figures.failed,
-        dead_letters=figures.dead_letters,
-        dropped=figures.dropped,
-        skipped=figures.skipped,
         lag_seconds=int(backlog.seconds or 0),
         lagging_partitions=backlog.partitions,
         members=members,

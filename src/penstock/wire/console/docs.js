@@ -134,6 +134,9 @@ for (const [path, operations] of Object.entries(api.paths)) {
     sections.get(tag).push(shown(path, method, operation));
   }
 }
+// what few people need comes last
+const LAST = ["queen", "internal"];
+const ordered = [...sections].toSorted(([one], [other]) => LAST.indexOf(one) - LAST.indexOf(other));
 render(
   document.body,
   html`<h1>
@@ -141,9 +144,9 @@ render(
     </h1>
     <p>The curl lines below need the address of the broker, and a token where it asks for one:</p>
     <pre>export PENSTOCK_URL=<span id="base">${base}</span></pre>
-    <input aria-label="Filter" placeholder="Filter by path, parameter or word (/)" autofocus />
+    <input aria-label="Filter" placeholder="Filter by path, parameter or word (/)" />
     <main>
-      ${[...sections].map(
+      ${ordered.map(
         ([tag, shown]) =>
           html`<section>
             <h2>${tag}</h2>
@@ -169,4 +172,4 @@ const opened = location.hash && document.getElementById(location.hash.slice(1));
 if (opened) {
   opened.open = true;
   opened.scrollIntoView();
-}
+} else filter.focus();

@@ -2,22 +2,18 @@
 spliced in as the JSON they are.
 
 A handler returns the struct; where its status is not the one that the route declares, it makes the
-response itself, of `plain(struct)`. Of a struct of the engines with other fields, `of` takes those
-that it has in common with the answer.
+response itself, of `plain(struct)`.
 """
 
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
 
 from penstock.contract.noun import Noun
 from penstock.wire.queen.aliases import ALIASES
-
-T = TypeVar("T", bound=msgspec.Struct)
-_MISSING = object()
 
 
 def writer_of(kind: Any) -> Callable[[Any], Any]:
@@ -50,17 +46,6 @@ def _is_converted(about: Any, seen: set[type]) -> bool:
         about,
         msgspec.inspect.AnyType | msgspec.inspect.DateTimeType | msgspec.inspect.DictType,
     )
-
-
-def of(kind: type[T], *sources: object, **more: Any) -> T:
-    """A `kind` with the fields that the sources have by the same name, and `more`."""
-    shared = {
-        name: value
-        for source in sources
-        for name in kind.__struct_fields__
-        if name not in more and (value := getattr(source, name, _MISSING)) is not _MISSING
-    }
-    return kind(**shared, **more)
 
 
 def plain(value: Any) -> Any:

@@ -25,15 +25,6 @@ class HttpLimits(NamedTuple):
     idle: float
     send: float
 
-    @classmethod
-    def of(cls, settings: Settings) -> "HttpLimits":
-        return cls(
-            header=settings.header_timeout or math.inf,
-            body=settings.body_timeout or math.inf,
-            idle=settings.idle_timeout or math.inf,
-            send=settings.send_timeout or math.inf,
-        )
-
 
 class OpenConnection(Protocol):
     """A connection, as far as its server needs it."""
@@ -57,7 +48,12 @@ class ServerState:
         memory: RequestMemory,
     ) -> None:
         self.settings = settings
-        self.limits = HttpLimits.of(settings)
+        self.limits = HttpLimits(
+            header=settings.header_timeout or math.inf,
+            body=settings.body_timeout or math.inf,
+            idle=settings.idle_timeout or math.inf,
+            send=settings.send_timeout or math.inf,
+        )
         self.executor = executor  # for compression, which would block the loop
         self.memory = memory
         self.encoder = Encoder()

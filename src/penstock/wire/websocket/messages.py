@@ -79,27 +79,13 @@ class WebsocketAnswer(Struct):
     req_id: ReqId
 
 
-class ProducedMessage(WebsocketAnswer):
-    topic: str
-    offset: int
-    success: bool = True
+class Done(WebsocketAnswer, kw_only=True):
+    """A request that succeeded, with what its command asks for."""
 
-
-class TopicDone(WebsocketAnswer):
-    """The answer to subscribe, unsubscribe and create."""
-
-    topic: str
-    success: bool = True
-
-
-class Listed(WebsocketAnswer):
-    topics: list[str]
-    success: bool = True
-
-
-class NextOffsetMessage(WebsocketAnswer):
-    topic: str
-    next_offset: int
+    topic: str | UnsetType = UNSET
+    offset: int | UnsetType = UNSET  # of the record
+    topics: list[str] | UnsetType = UNSET
+    next_offset: int | UnsetType = UNSET
     success: bool = True
 
 

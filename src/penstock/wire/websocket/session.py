@@ -33,17 +33,14 @@ from penstock.wire.websocket.messages import (
     COMMANDS,
     CommandEnvelope,
     Create,
+    Done,
     Failed,
     GetNextOffset,
-    Listed,
     ListTopics,
-    NextOffsetMessage,
     ProduceCommand,
-    ProducedMessage,
     ReqId,
     Request,
     Subscribe,
-    TopicDone,
     Unsubscribe,
 )
 
@@ -250,18 +247,19 @@ class Session(WSListener):
                     raise NotFound(f"Topic '{label}' is not subscribed to.")
                 if watch.subscription is not None:
                     watch.subscription.close()
-                self._answer(TopicDone("unsubscribe_topic_response", request.req_id, request.topic))
+                self._answer(
+                    Done("unsubscribe_topic_response", request.req_id, topic=request.topic)
+                )
             case Create():
                 self._hold_for(self._create(request), request)
             case ListTopics():
-                self._answer(Listed("list_topics_response", request.req_id, topics.names()))
+                self._answer(Done("list_topics_response", request.req_id, topics=topics.names()))
             case GetNextOffset():
                 topic = topics.get(partition_label(request.topic, request.partition))
                 following = topic.next_offset if topic is not None else 0
+                command = "get_next_offset_response"
                 self._answer(
-                    NextOffsetMessage(
-                        "get_next_offset_response", request.req_id, request.topic, following
-                    )
+                    Done(command, request.req_id, topic=request.topic, next_offset=following)
                 )
 
     def _check(self, identity: Identity, request: Request) -> None:
@@ -286,23 +284,23 @@ class Session(WSListener):
         if old is not None and old.subscription is not None:
             old.subscription.close()  # subscribing again moves the subscription
         watch = self._watches[label] = _Watch(self, label)
-        self._answer(TopicDone("subscribe_topic_response", request.req_id, request.topic))
+        self._done("subscribe_topic_response", request)
         watch.subscription = self._server.feeds.subscribe(topic, watch, position)
 
     async def _create(self, request: Create) -> None:
         topics, form = self._server.topics, request.format
         await topics.create(request.topic, form=form, partitions=request.partitions)
-        self._answer(TopicDone("create_topic_response", request.req_id, request.topic))
+        self._done("create_topic_response", request)
 
     async def _create_and_produce(self, request: ProduceCommand, record: NewRecord) -> None:
         await self._server.topics.create(request.topic)
         topic = self._server.topics.partition(request.topic, request.partition)
         appended = await topic.append_records([record])
-        self._answer(
-            ProducedMessage(
-                "produce_response", request.req_id, request.topic, appended.first_offset
-            )
-        )
+        self._produced(request, appended)
+
+    def _produced(self, request: ProduceCommand, appended: Appended) -> None:
+        topic, offset = request.topic, appended.first_offset
+        self._answer(Done("produce_response", request.req_id, topic=topic, offset=offset))
 
     def _hold_for(self, work: Awaitable[None], request: Request) -> None:
         def finished(task: "asyncio.Future[None]") -> None:
@@ -327,8 +325,7 @@ class Session(WSListener):
         if error is not None:
             self._fail("produce_request", request.req_id, error)
         else:
-            offset = future.result().first_offset
-            self._answer(ProducedMessage("produce_response", request.req_id, request.topic, offset))
+            self._produced(request, future.result())
         if not self._reading:
             self._resume()
         self._close_if_done()
@@ -344,6 +341,9 @@ class Session(WSListener):
 
     def _answer(self, message: msgspec.Struct) -> None:
         self.send(messages.encode(message))
+
+    def _done(self, command: str, request: Subscribe | Unsubscribe | Create) -> None:
+        self._answer(Done(command, request.req_id, topic=request.topic))
 
     def _fail(self, command: str | None, req_id: ReqId, error: BaseException) -> None:
         if is_expected(error):

@@ -31,6 +31,7 @@ const COLUMNS = [
   {
     name: "where",
     title: "Where",
+    kind: "whole",
     cell: (row) => html`<a href="#/queues/${encodeURIComponent(row.queue)}">${row.queue}</a>@${groupName(row.group)}`,
   },
   { name: "last", title: "Last", number: true, cell: (row) => since(row.last) },

@@ -13,6 +13,7 @@ import msgspec
 from penstock.broker import Broker
 from penstock.config import Loaded, show
 from penstock.contract import operations
+from penstock.contract.noun import of
 from penstock.contract.queries import QueueListQuery, RecentQuery
 from penstock.contract.queues import Queue, QueueDetails, QueuePage
 from penstock.errors import InvalidRequest, NotFound
@@ -21,7 +22,6 @@ from penstock.monitor import Sampler
 from penstock.monitor.search import FoundThing, Search
 from penstock.monitor.watched import WatchedQueue
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse
 from penstock.wire.http.routes import HttpRoute, route, serves

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from penstock.contract import operations
+from penstock.contract.noun import of
 from penstock.contract.queries import ForceQuery, LimitQuery, RouteDeadLettersQuery
 from penstock.contract.routes import (
     DeadRecordPage,
@@ -28,7 +29,6 @@ from penstock.contract.routes import (
 from penstock.errors import InvalidRequest
 from penstock.export.deadletters import as_text
 from penstock.export.manager import Exports
-from penstock.wire.http.answers import of
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request
 from penstock.wire.http.routes import serves

@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.contract.dead_letters import DeadLetterMessage, Purged, Requeued
+from penstock.contract.noun import of
 from penstock.contract.operation import Audited
 from penstock.contract.queries import DeadLetterPageQuery
 from penstock.errors import InvalidRequest
@@ -14,7 +15,6 @@ from penstock.protocol.times import epoch_millis
 from penstock.queues.engine import Queues
 from penstock.queues.types import ItemOutcome
 from penstock.wire.auth import Role
-from penstock.wire.http.answers import of
 from penstock.wire.http.api.deadletters import which
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import route

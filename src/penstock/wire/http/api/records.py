@@ -7,6 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from penstock.contract.noun import of
 from penstock.contract.topics import LeaseDetails, MemberDetails, PartitionQuery
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import split_label
@@ -16,7 +17,6 @@ from penstock.topics.groups import Groups
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.feed import messages_of
-from penstock.wire.http.answers import of
 from penstock.wire.http.routes import route
 
 PREVIEW = 300  # characters of a payload in a list; also whole groups of base64

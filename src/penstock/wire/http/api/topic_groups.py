@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from msgspec import Struct, field
 
 from penstock.contract import operations
+from penstock.contract.noun import of
 from penstock.contract.topics import (
     CommitBody,
     Committed,
@@ -23,7 +24,6 @@ from penstock.protocol.times import epoch_seconds
 from penstock.topics.groups import Groups, OffsetRange
 from penstock.topics.shared.groups import SharedLease
 from penstock.topics.store import AnyLog, TopicStore
-from penstock.wire.http.answers import of
 from penstock.wire.http.routes import route, serves
 
 MAX_WAIT_SECONDS = 60.0  # of a lease request

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.contract import operations
+from penstock.contract.noun import of
 from penstock.contract.topics import (
     AtQuery,
     ConsumeQuery,
@@ -37,7 +38,6 @@ from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import LOCAL, SHARED, AnyLog, TopicStore
 from penstock.topics.tier.tier import Tier
 from penstock.wire.feed import Feeds, messages_of
-from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.api.topic_groups import group_details
 from penstock.wire.http.decoding import body_decoder
