@@ -21,7 +21,7 @@ consumer's loop is one request and one commit per batch. They stay so whatever b
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 
 import msgspec
@@ -285,9 +285,12 @@ class Pops:
         partition_id, ids = self._catalog.uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
         columns = [row[column] or nothing for column in MESSAGE_COLUMNS]
+        last, created_at = None, datetime.now(UTC)
         for id_, transaction, trace, at, producer, key, payload, headers, failed in zip(
             ids, *columns, strict=True
         ):
+            if at != last:  # what was pushed together has one time
+                last, created_at = at, datetime.fromtimestamp(at, UTC)
             if key is not None:
                 payload = keys.open(partition, key, payload)
                 headers = headers and keys.open_headers(partition, key, headers)
@@ -299,7 +302,7 @@ class Pops:
                 None if trace is None else str(trace),
                 Raw(payload),
                 producer,
-                at,
+                created_at,
                 name,
                 partition_id,
                 lease_id,
