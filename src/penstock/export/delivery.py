@@ -59,7 +59,7 @@ class BatchDelivery:
         self._metrics = metrics
         self.inflight = 0
         self.latency = 0.0  # moving average, seconds
-        self.throttled = 0  # answers that asked for less (429, time-outs), ever
+        self.throttled = 0  # answers so far that ask for fewer requests (429, timeouts)
         self.last_error: str | None = None
         self.failing_since: float | None = None  # wall time of the first error after a success
 

@@ -45,7 +45,7 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkOptions:
-    """Of a send queue's two layers, and the most bytes it may hold."""
+    """The options of a send queue's memory and chunks."""
 
     max_bytes: int = 1 << 30
     fsync: str = "always"  # always | interval | never

@@ -1,4 +1,4 @@
-"""What became of the blocks of a send queue: entries, the books they add up to, and their file.
+"""The outcomes of the blocks of a send queue: entries, the books that sum them up, and their file.
 
 A block is completed when it was delivered, dead-lettered or dropped. Each of these is a
 `BlockEntry`. The `Books` are changed by entries only, live and at recovery alike, so a restart
@@ -174,7 +174,7 @@ def _ignore(_event: str, _amount: int) -> None:
 
 @dataclass(slots=True)
 class Books:
-    """What was accepted and what became of it, in records. No disk."""
+    """The accepted records and their outcomes, in memory."""
 
     completed: Completed = field(default_factory=Completed)
     attempts: dict[int, int] = field(default_factory=dict)  # of blocks that are not completed
