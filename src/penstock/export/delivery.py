@@ -35,7 +35,7 @@ from penstock.export.telemetry import RouteMetrics
 
 log = logging.getLogger("penstock.export")
 LATENCY_WEIGHT = 0.2
-Prepared = tuple[OutgoingBatch, Any]  # a batch, and what its destination made of it
+Prepared = tuple[OutgoingBatch, Any]  # a batch, and what `prepare` returned for it
 
 
 class BatchDelivery:

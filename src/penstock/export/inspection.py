@@ -114,7 +114,7 @@ def first_records(
             if size <= 0:
                 break
     except FileNotFoundError:
-        pass  # of a live queue: what follows was delivered meanwhile
+        pass  # the queue is live: the next blocks were delivered meanwhile
     return first
 
 

@@ -309,5 +309,5 @@ def make_destination(spec: RouteSpec, context: RouteContext) -> Destination:
         raise ConfigError(f"route {spec.name}: {CA_HINT}") from None
     except ConfigError as error:
         raise ConfigError(f"route {spec.name}: {error}") from error
-    except (InvalidRequest, OSError, ValueError) as error:  # a header that is none
+    except (InvalidRequest, OSError, ValueError) as error:  # such as an invalid header
         raise ConfigError(f"route {spec.name}: its destination cannot be made: {error}") from error
