@@ -1,5 +1,5 @@
 """`make bench`: runs the benchmarks, prints a table, writes bench/results.json and
-docs/explanation/benchmarks.md with its pictures.
+docs/explanation/benchmarks.md.
 
 make bench            all of them
 make bench B=http     only bench/http.py
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument(
         "--markdown",
         action="store_true",
-        help="make docs/explanation/benchmarks.md and its pictures from the last runs, run nothing",
+        help="make docs/explanation/benchmarks.md from the last runs, run nothing",
     )
     parser.add_argument(
         "--realtime",
@@ -109,7 +109,7 @@ def write_page() -> None:
     written = page.write(results)
     for path in page.pages_with_figures():
         path.write_text(page.with_figures(path.read_text(), results))
-    print(f"{written[0].relative_to(HERE.parent)} and {len(written) - 1} pictures")
+    print(written.relative_to(HERE.parent))
 
 
 def save(name: str, figures: list[Figure], busy: float, *, realtime: bool) -> None:

@@ -1,35 +1,12 @@
-"""docs/explanation/benchmarks.md and its pictures, from bench/results.json: ours beside theirs,
-misses included.
-
-A picture has a pair of bars per row, ours and theirs, each pair in the scale of the longer one, so
-that a ratio is seen at a glance. Pictures are SVG with colours for light and dark pages, and a
-background of their own.
-"""
+"""docs/explanation/benchmarks.md, from bench/results.json: ours beside theirs, misses included."""
 
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 DOCS = Path(__file__).parents[1] / "docs"
-IMAGES = DOCS / "images"
-LESS_IS_BETTER = ("µs", "ms", "s")
 BUSY = 0.1  # a machine that was busier than this before a run was not quiet
-
-WIDTH, LEFT, BAR = 960, 390, 230  # pixels: the picture, where bars begin, the longest bar
-ROW, HEAD, FOOT = 46, 56, 34
-STYLE = """
-text { font: 13px system-ui, sans-serif; fill: #1f2937 }
-.title { font-size: 16px; font-weight: 600 } .small { font-size: 11px; fill: #4b5563 }
-.page { fill: #ffffff } .ours { fill: #2563eb } .theirs { fill: #9ca3af }
-.missed { fill: #b45309; font-weight: 600 } .met { fill: #15803d; font-weight: 600 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e5e7eb } .small { fill: #9ca3af } .page { fill: #0d1117 }
-  .ours { fill: #60a5fa } .theirs { fill: #6b7280 } .missed { fill: #fbbf24 } .met { fill: #4ade80 }
-}
-"""
 
 README = DOCS.parent / "README.md"
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end of figures -->\n)", re.DOTALL)
@@ -65,13 +42,9 @@ TITLES = {
 Row = dict[str, Any]
 
 
-def write(results: dict[str, Any]) -> list[Path]:
-    """The page and its pictures; what was written."""
-    IMAGES.mkdir(exist_ok=True)
+def write(results: dict[str, Any]) -> Path:
+    """Write the page and return its path."""
     (DOCS / "explanation").mkdir(exist_ok=True)
-    for old in IMAGES.glob("bench-*.svg"):
-        old.unlink()
-    written = [DOCS / "explanation" / "benchmarks.md"]
     lines = [
         "# Benchmarks",
         "",
@@ -87,14 +60,9 @@ def write(results: dict[str, Any]) -> list[Path]:
     ]
     for name, result in sorted(results.items(), key=lambda item: (item[0] != "peers", item[0])):
         lines += ["", f"## {TITLES.get(name, name.replace('_', ' ').capitalize())}", ""]
-        caption = _caption(name, result)
-        for picture in pictures(name, result):
-            path = IMAGES / f"bench-{picture.slug}.svg"
-            path.write_text(picture.draw(caption.replace("`", "")))
-            written.append(path)
-            lines += [f"![{picture.title}](../images/{path.name})", ""]
-        lines += [*_table(result["figures"]), "", caption]
-    written[0].write_text("\n".join(lines) + "\n")
+        lines += [*_table(result["figures"]), "", _caption(name, result)]
+    written = DOCS / "explanation" / "benchmarks.md"
+    written.write_text("\n".join(lines) + "\n")
     return written
 
 
@@ -219,78 +187,3 @@ def people(value: float, unit: str) -> str:
     if unit == "messages/s":
         return f"{number(value)}/s"
     return f"{number(value)} {unit}"
-
-
-@dataclass(slots=True)
-class Picture:
-    title: str
-    slug: str
-    rows: list[Row]
-
-    def draw(self, caption: str) -> str:
-        height = HEAD + ROW * len(self.rows) + FOOT
-        size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-        title = f'role="img" aria-label="{escape(self.title)}"'
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} {title}>',
-            f"<style>{STYLE}</style>",
-            f'<rect class="page" width="{WIDTH}" height="{height}" rx="8"/>',
-            _text(20, 28, self.title, "title"),
-            f'<rect class="ours" x="{LEFT}" y="38" width="10" height="10"/>',
-            _text(LEFT + 16, 47, "Penstock", "small"),
-            f'<rect class="theirs" x="{LEFT + 90}" y="38" width="10" height="10"/>',
-            _text(LEFT + 106, 47, "peer", "small"),
-        ]
-        if any(row["unit"] in LESS_IS_BETTER for row in self.rows):
-            parts.append(_text(LEFT + 190, 47, "shorter is better", "small"))
-        for place, row in enumerate(self.rows):
-            parts += self._row(row, HEAD + 8 + ROW * place)
-        parts += [_text(20, height - 14, caption, "small"), "</svg>"]
-        return "\n".join(parts) + "\n"
-
-    def _row(self, row: Row, top: int) -> list[str]:
-        ours, theirs, unit = row["value"], row["against_value"], row["unit"]
-        longest = max(ours, theirs) or 1.0
-        label = row["name"].partition(": ")[2] if ": " in row["name"] else row["name"]
-        mark = {True: "met", False: "missed", None: ""}[row.get("met")]
-        ratio = times(row["ratio"]) + (f", {row['target']} {mark}" if mark else "")
-        return [
-            _text(20, top + 12, _short(label), ""),
-            _text(20, top + 28, _short(row["against"]), "small"),
-            _bar(top, BAR * ours / longest, "ours"),
-            _bar(top + 17, BAR * theirs / longest, "theirs"),
-            _text(LEFT + BAR * ours / longest + 6, top + 12, people(ours, unit), "small"),
-            _text(LEFT + BAR * theirs / longest + 6, top + 29, people(theirs, unit), "small"),
-            _text(WIDTH - 20, top + 20, ratio, mark, anchor="end"),
-        ]
-
-
-def pictures(name: str, result: Row) -> list[Picture]:
-    """The rows that have a peer; those of `peers` by the part of their name before the colon."""
-    groups: dict[str, list[Row]] = {}
-    for row in result["figures"]:
-        if row.get("ratio") is not None and row.get("against_value") and row.get("against"):
-            part = row["name"].partition(": ")[0] if name == "peers" else ""
-            groups.setdefault(part, []).append(row)
-    return [
-        Picture(
-            (part or name.replace("_", " ")).capitalize(),
-            re.sub(r"[^a-z0-9]+", "-", f"{name} {part}".lower()).strip("-"),
-            rows,
-        )
-        for part, rows in groups.items()
-    ]
-
-
-def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
-    return (
-        f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
-
-
-def _bar(y: float, width: float, kind: str) -> str:
-    return f'<rect class="{kind}" x="{LEFT}" y="{y:.0f}" width="{width:.1f}" height="14"/>'
-
-
-def _short(text: str, most: int = 50) -> str:
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"

@@ -58,16 +58,17 @@ def program(name: str, package: str) -> str:
 
 
 def penstock(fsync: str, form: str = "aiq") -> AbstractContextManager[Log]:
-    return _producing("bench.topics", fsync, form)
+    return producing("bench.topics", fsync, form)
 
 
 def bare(fsync: str) -> AbstractContextManager[Log]:
     """The floor: what the event loop, the socket and three files take by themselves."""
-    return _producing("bench.peer.bare_server", fsync, str(len(FRAME)))
+    return producing("bench.peer.bare_server", fsync, str(len(FRAME)))
 
 
 @contextmanager
-def _producing(module: str, *arguments: str) -> Iterator[Log]:
+def producing(module: str, *arguments: str) -> Iterator[Log]:
+    """A module that serves topics over TCP, in a process of its own."""
     with scratch() as directory, ExitStack() as stack:
         command = (sys.executable, "-m", module, str(directory), *arguments)
         running = stack.enter_context(process(*command, stdout=subprocess.PIPE))

@@ -8,18 +8,26 @@ finished, what failed and why. With its report go a pipeline's last runs, and it
 rows of each and how far behind it was, as it reported.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from penstock.contract.pipelines import (
+    PipelineMinute,
+    PipelineReport,
+    PipelineRun,
+    PipelineStatus,
+    PipelineWish,
+)
 from penstock.errors import NotFound, PenstockError
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
+from penstock.protocol.status import NOT_JSON
 
 log = logging.getLogger("penstock.pipeline_registry")
 
@@ -40,7 +48,7 @@ GAUGES = {
     "state_bytes": "Memory of the state of the stream",
     "report_age_seconds": "Time since the last report of the pipeline",
 }
-RUN_FIELDS = ("state", "started_at", "rows", "batch", "error", "host")
+Figure = Callable[[PipelineStatus], float | None]
 
 
 class Pipelines:
@@ -56,7 +64,7 @@ class Pipelines:
     ) -> None:
         self._path = directory / "pipelines.json"
         self._fs, self._clock = fs, clock
-        self._reports: dict[str, dict[str, Any]] = {}
+        self._reports: dict[str, PipelineStatus] = {}
         self._stops: set[str] = set()
         if metrics is not None:
             self._measure(metrics)
@@ -67,71 +75,74 @@ class Pipelines:
             "1 for the current state of the pipeline",
             "pipeline",
             "state",
-            read=lambda: {(one["name"], str(one["state"])): 1 for one in self.all()},
+            read=lambda: {(one.name, one.state): 1 for one in self.all()},
         )
-        computed: dict[str, Callable[[dict[str, Any]], float | None]] = {
-            "target_lag_seconds": lambda one: one.get("target_seconds"),
-            "batch_seconds": lambda one: one.get("batch_ms", 0) / 1000,
-            "report_age_seconds": lambda one: self._clock() - one["reported_at"],
+        computed: dict[str, Figure] = {
+            "target_lag_seconds": lambda one: one.target_seconds,
+            "batch_seconds": lambda one: one.batch_ms / 1000,
+            "report_age_seconds": lambda one: self._clock() - one.reported_at,
         }
         for name in GAUGES:
-            read = partial(self._values, computed.get(name) or methodcaller("get", name))
+            read = partial(self._values, computed.get(name) or attrgetter(name))
             metrics.gauge(f"penstock_pipeline_{name}", GAUGES[name], "pipeline", read=read)
 
-    def _values(self, value: Callable[[dict[str, Any]], float | None]) -> dict[tuple[str], float]:
+    def _values(self, value: Figure) -> dict[tuple[str], float]:
         """Of those that run: what has ended has no lag and no rate."""
-        running = [one for one in self.all() if one["state"] not in ENDED]
-        figures = ((one["name"], value(one)) for one in running)
+        running = [one for one in self.all() if one.state not in ENDED]
+        figures = ((one.name, value(one)) for one in running)
         return {(name,): float(figure) for name, figure in figures if figure is not None}
 
     async def start(self) -> None:
         """Read what was reported before the broker's last stop."""
         try:
-            reports = json.loads(self._fs.read(self._path))
+            text = self._fs.read(self._path)
+            self._reports = msgspec.json.decode(text, type=dict[str, PipelineStatus])
         except FileNotFoundError:
             return
-        except ValueError:
+        except NOT_JSON:
             log.warning(
                 "%s is damaged: what pipelines reported before is forgotten", self._path.name
             )
-            return
-        self._reports = {str(name): dict(report) for name, report in reports.items()}
 
     async def stop(self) -> None:
         self._save()
 
-    def put(self, name: str, report: dict[str, Any]) -> bool:
+    def put(self, name: str, report: PipelineReport) -> PipelineWish:
         """Take a report; whether the pipeline should stop."""
-        before = self._reports.get(name, {})
-        if name not in self._reports and len(self._reports) >= MAX_PIPELINES:
-            del self._reports[min(self._reports, key=lambda one: self._reports[one]["reported_at"])]
+        before = self._reports.get(name)
+        if before is None and len(self._reports) >= MAX_PIPELINES:
+            del self._reports[min(self._reports, key=lambda one: self._reports[one].reported_at)]
         now = self._clock()
-        runs = _runs(before.get("runs", []), report, now)
-        facts = {"name": name, "reported_at": now, "runs": runs}
-        self._reports[name] = {**report, **facts, "minutes": _minutes(before, report, now)}
-        state = report.get("state")
-        if state == "starting" or state in ENDED:
+        self._reports[name] = PipelineStatus(
+            **msgspec.structs.asdict(report),
+            name=name,
+            reported_at=now,
+            runs=_runs(before, report, now),
+            minutes=_minutes(before, report, now),
+        )
+        if report.state == "starting" or report.state in ENDED:
             self._stops.discard(name)
-        if state != before.get("state") and state in ("starting", *ENDED):
-            log.info("pipeline %s on %s: %s%s", name, report.get("host"), state, _because(report))
+        changed = before is None or before.state != report.state
+        if changed and report.state in ("starting", *ENDED):
+            why = f" ({report.error})" if report.error else ""
+            log.info("pipeline %s on %s: %s%s", name, report.host, report.state, why)
             self._save()
-        return name in self._stops
+        return PipelineWish(name in self._stops)
 
-    def all(self) -> list[dict[str, Any]]:
+    def all(self) -> list[PipelineStatus]:
         return [self.get(name) for name in sorted(self._reports)]
 
-    def get(self, name: str) -> dict[str, Any]:
+    def get(self, name: str) -> PipelineStatus:
         """One pipeline's latest report; NotFound when it never reported here."""
         report = self._reports.get(name)
         if report is None:
             raise NotFound(f"no pipeline {name!r} has reported here")
-        silent = self._clock() - report["reported_at"]
-        lost = report.get("state") not in ENDED and silent > LOST_AFTER_SECONDS
-        state = "lost" if lost else report.get("state")
-        stopping = name in self._stops
-        return {"runs": [], "minutes": [], **report, "state": state, "stopping": stopping}
+        silent = self._clock() - report.reported_at
+        lost = report.state not in ENDED and silent > LOST_AFTER_SECONDS
+        state = "lost" if lost else report.state
+        return msgspec.structs.replace(report, state=state, stopping=name in self._stops)
 
-    def ask_to_stop(self, name: str) -> dict[str, Any]:
+    def ask_to_stop(self, name: str) -> PipelineStatus:
         """It hears of it with its next report."""
         self.get(name)
         self._stops.add(name)
@@ -146,29 +157,36 @@ class Pipelines:
     def _save(self) -> None:
         try:
             self._fs.make_dir(self._path.parent)
-            self._fs.replace(self._path, json.dumps(self._reports).encode(), sync=False)
+            self._fs.replace(self._path, msgspec.json.encode(self._reports), sync=False)
         except PenstockError as error:
             # reports come again; the pipelines themselves do not depend on this
             log.warning("what pipelines reported could not be saved: %s", error)
 
 
-def _runs(before: list[dict[str, Any]], report: dict[str, Any], now: float) -> list[dict[str, Any]]:
+def _runs(before: PipelineStatus | None, report: PipelineReport, now: float) -> list[PipelineRun]:
     """The last runs, the newest first, with what this report says of the one it is about."""
-    run = {field: report.get(field) for field in RUN_FIELDS} | {"reported_at": now}
-    same = bool(before) and before[0].get("started_at") == run["started_at"]
-    return [run, *(before[1:] if same else before)][:MAX_RUNS]
+    runs = before.runs if before else []
+    run = PipelineRun(
+        report.state,
+        report.started_at,
+        report.rows,
+        report.batch,
+        report.error,
+        report.host,
+        reported_at=now,
+    )
+    same = bool(runs) and runs[0].started_at == run.started_at
+    return [run, *(runs[1:] if same else runs)][:MAX_RUNS]
 
 
-def _minutes(before: dict[str, Any], report: dict[str, Any], now: float) -> list[dict[str, Any]]:
+def _minutes(
+    before: PipelineStatus | None, report: PipelineReport, now: float
+) -> list[PipelineMinute]:
     """Rows and lag of the last minutes with a report. `rows` of reports are of the run so far."""
-    same_run = before.get("started_at") == report.get("started_at")
-    rows = max(0, report.get("rows", 0) - (before.get("rows", 0) if same_run else 0))
-    minutes: list[dict[str, Any]] = list(before.get("minutes", []))
+    minutes, rows = list(before.minutes if before else ()), report.rows
+    if before and before.started_at == report.started_at:
+        rows = max(0, rows - before.rows)
     this = now // 60 * 60
-    if minutes and minutes[-1]["at"] == this:
-        rows += minutes.pop()["rows"]
-    return [*minutes, {"at": this, "rows": rows, "lag": report.get("lag")}][-MAX_MINUTES:]
-
-
-def _because(report: dict[str, Any]) -> str:
-    return f" ({report['error']})" if report.get("error") else ""
+    if minutes and minutes[-1].at == this:
+        rows += minutes.pop().rows
+    return [*minutes, PipelineMinute(this, rows, report.lag)][-MAX_MINUTES:]

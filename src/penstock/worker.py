@@ -34,7 +34,7 @@ from types import FrameType
 
 from penstock.client import Client, SyncClient, queues
 from penstock.client.sync import consumers_of
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import Forbidden, InvalidRequest, PenstockError, Unauthorized
 from penstock.io.parent import watch_parent
 from penstock.io.tasks import cancelled
 from penstock.net.retry import Backoff
@@ -112,7 +112,9 @@ def _consume(settings: Settings) -> int:
             with client:
                 client.run(drain_seconds=settings.drain_seconds)
     except PenstockError as error:
-        log.error("the consumers ended: %s", error)
+        refused = isinstance(error, Unauthorized | Forbidden)
+        hint = " (PENSTOCK_TOKEN, or Client(token=...))" if refused else ""
+        log.error("the consumers ended: %s%s", error, hint)
         return FORCED
     if released := sum(consumer.released for consumer in consumers):
         log.warning("%d messages did not finish in time and were released", released)

@@ -2,6 +2,8 @@
 
 import http.client
 import http.server
+import json
+import os
 import re
 import signal
 import subprocess
@@ -526,12 +528,21 @@ def test_the_consumers_of_a_queue_are_shown_with_their_last_error(page, broker):
     assert "ValueError: no such customer" in text
 
 
-def test_the_page_of_the_api_runs_its_own_script_and_asks_nobody_else(page, broker):
+def test_the_page_of_the_api_shows_every_operation_and_asks_nobody_else(page, broker):
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{broker.url}/docs#post_api_v1_push")
     page.wait_for_selector("#post_api_v1_push[open]")
     assert page.text_content("#base") == broker.url
+    document = httpx.get(f"{broker.url}/openapi.json").json()
+    text = page.text_content("main")
+    assert "#/components" not in text, "types are written out"
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            words = [path, operation["operationId"], operation.get("summary", "")]
+            words += [one.get("description", "") for one in operation.get("parameters", ())]
+            shown = page.text_content(f"#{operation['operationId']}")
+            assert all(word in shown or word == words[1] for word in words), words
     page.keyboard.press("/")
     page.fill("input", "/topics/{topic}/produce")
     page.wait_for_function(
@@ -541,7 +552,37 @@ def test_the_page_of_the_api_runs_its_own_script_and_asks_nobody_else(page, brok
         "summary b", "all => all.map(one => getComputedStyle(one).color)"
     )
     assert len(set(verbs)) >= 4, "verbs are told apart by colour"
-    assert {url.partition("#")[0] for url in asked} == {f"{broker.url}/docs"}
+    assert all(url.startswith(f"{broker.url}/") for url in asked), asked
+
+
+def test_the_page_of_the_api_has_a_curl_line_per_operation_that_works(page, broker):
+    page.goto(f"{broker.url}/docs")
+    page.wait_for_selector("main pre.curl", state="attached")
+    lines = page.eval_on_selector_all("pre.curl", "all => all.map(one => one.textContent)")
+    document = httpx.get(f"{broker.url}/openapi.json").json()
+    assert len(lines) == sum(len(path) for path in document["paths"].values())
+    (push,) = [line for line in lines if '/api/v1/push"' in line]
+    where = {"PENSTOCK_URL": broker.url, "PATH": os.environ["PATH"]}
+    done = subprocess.run(["sh", "-c", f"{push} -s"], capture_output=True, env=where, check=True)
+    assert {row["status"] for row in json.loads(done.stdout)} <= {"queued", "duplicate"}
+
+
+def test_the_page_of_the_api_runs_no_script_but_its_own(page, broker):
+    """What operations say of themselves is text, and nothing else may run on the page."""
+    policy = httpx.get(f"{broker.url}/docs", follow_redirects=True).headers[
+        "content-security-policy"
+    ]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    document = httpx.get(f"{broker.url}/openapi.json").json()
+    document["paths"]["/evil"] = {
+        "get": {"operationId": "evil", "summary": "<b id=x>bold</b>", "responses": {}}
+    }
+    page.route("**/openapi.json", lambda route: route.fulfill(json=document))
+    page.goto(f"{broker.url}/docs")
+    page.wait_for_selector("#evil")
+    assert page.text_content("#evil i") == "<b id=x>bold</b>"
+    assert page.query_selector("#x") is None
 
 
 def test_the_demo_fills_a_broker_and_removes_everything_when_it_is_interrupted(broker):

@@ -1,6 +1,7 @@
 """Attempts: how often a message is tried, what the handler knows of it, and what is left of it."""
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,39 @@ async def test_exceptions_that_another_attempt_cannot_mend_are_not_retried(broke
 
         await consume_until(client, dead)
         assert {kind: calls.count(kind) for kind in errors} == {"time": 3, "value": 1, "key": 1}
+
+
+async def test_a_handler_that_calls_sys_exit_has_failed_and_the_consumer_goes_on(
+    broker, queue, caplog
+):
+    async with Client(broker.url) as client:
+        await client.push_many(queue, ["bad", "fine"])
+        await client.push_many(f"{queue}-plain", ["bad", "fine"])
+        done: list[str] = []
+
+        @client.consumer(f"{queue}@g", retry=backoff(2, first=0))
+        async def handle(word: str) -> None:
+            if word == "bad":
+                sys.exit("no such file")
+            done.append(word)
+
+        @client.consumer(f"{queue}-plain@g", retry=backoff(2, first=0))
+        def plain(word: str) -> None:
+            if word == "bad":
+                sys.exit("no such file")
+            done.append(word)
+
+        def finished() -> bool:
+            return len(done) == 2 and handle.failed == plain.failed == 2
+
+        await consume_until(client, finished)
+        for name in (queue, f"{queue}-plain"):
+            ((letter,),) = [(await client.admin.dead_letters(name)).messages]
+            assert letter.error is not None
+            assert letter.error.startswith("SystemExit: no such file\n\nTraceback")
+            assert letter.attempts == 2
+    lines = [r.getMessage() for r in caplog.records if "SystemExit: no such file" in r.getMessage()]
+    assert len(lines) == 4, "each failure in one line"
 
 
 def test_the_delay_grows_up_to_the_longest_and_jitter_shortens_it():

@@ -16,8 +16,11 @@ import pytest
 
 from penstock import SyncClient
 from penstock.errors import InvalidRequest
+from penstock.wire.http.messages import Request, Response
+from penstock.wire.http.routes import HttpRoute
 from penstock.worker import client_of
 from tests.support import guard
+from tests.support.http import serving_in_thread
 from tests.support.wait import until
 
 MODULE = """
@@ -141,6 +144,18 @@ def test_a_module_that_pushes_when_it_is_imported_is_warned_about(
         assert client.push(queue, 2).status == "queued"  # not at import: no warning
     (record,) = caplog.records
     assert record.getMessage().startswith(f"importing pushing pushed to {queue}, and every process")
+
+
+def test_a_worker_whose_token_is_refused_says_where_a_token_is_given(tmp_path):
+    def refuse(request: Request) -> Response:
+        return Response(401, b'{"error": "Authentication required"}')
+
+    write(tmp_path, "q")
+    route = HttpRoute("GET", "/api/v1/pop/queue/{queue}", refuse)
+    with serving_in_thread(route) as server, working(tmp_path, server.url) as worker:
+        assert worker.process.stderr is not None
+        ended = next(line for line in worker.process.stderr if "the consumers ended" in line)
+    assert "Authentication required (PENSTOCK_TOKEN, or Client(token=...))" in ended
 
 
 def test_nothing_to_run_ends_the_command(tmp_path):

@@ -82,9 +82,9 @@ def test_pages_of_the_broker_itself_are_served(broker: BrokerProcess) -> None:
         "Sec-Fetch-Mode": "navigate",
         "Sec-Fetch-Dest": "document",
     }
-    assert {
-        answer.status_code for answer in every_process(broker, "GET", "/docs", headers=link)
-    } == {200}
+    for path, status in (("/docs", 302), ("/console/docs.html", 200)):
+        answers = every_process(broker, "GET", path, headers=link)
+        assert {answer.status_code for answer in answers} == {status}
 
 
 def test_curl_does_not_notice(broker: BrokerProcess) -> None:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from penstock.contract.consumers import ConsumerHealth
+from penstock.contract.pipelines import PipelineReport
 from penstock.contract.routes import RouteStatus
 from penstock.metrics import Metrics
 from penstock.monitor.ledger import ledger
@@ -28,7 +29,7 @@ def broker_of(pipelines: Pipelines, tier: SimpleNamespace | None = None) -> Simp
 def test_a_pipeline_that_is_silent_is_lost_since_its_last_report(tmp_path):
     now = 1000.0
     pipelines = Pipelines(tmp_path, clock=lambda: now)
-    pipelines.put("rollup", {"state": "running", "started_at": 1.0, "rows": 1})
+    pipelines.put("rollup", PipelineReport("running", started_at=1.0, rows=1))
     problems = problems_of(pipelines)
     assert problems.look(now, {}, {}, None, []) == []
     now += LOST_AFTER_SECONDS + 1

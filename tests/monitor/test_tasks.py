@@ -58,7 +58,7 @@ async def test_all_that_match_are_requeued_and_the_end_is_reported(
         purge = await tasks.start("purge", Which(queue="q"), "q", "ana")
         await eventually(lambda: len(ended) == 2)
         assert (ended[1].done, ended[1].state) == (1, "finished")
-        assert [one.id for one in await tasks.all()] == [purge.id, task.id]
+        assert [one.id for one in (await tasks.all()).tasks] == [purge.id, task.id]
         for nobody in ("nobody", "00000000-0000-0000-0000-000000000000"):
             with pytest.raises(NotFound):
                 await tasks.get(nobody)

@@ -18,6 +18,7 @@ from pyspark.errors import ParseException
 
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
+from penstock.contract import pipelines as contract
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.metrics import Metrics
 from penstock.net.topic_link import TopicLink
@@ -291,21 +292,22 @@ async def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_
     now = [1000.0]
     metrics = Metrics()
     pipelines = Pipelines(tmp_path, metrics, clock=lambda: now[0])
-    assert not pipelines.put("a", {"state": "running", "lag_seconds": 90.0, "target_seconds": 60})
+    late = contract.PipelineReport("running", lag_seconds=90.0, target_seconds=60)
+    assert not pipelines.put("a", late).stop
     assert metrics.values_of("penstock_pipeline_lag_seconds") == {("a",): 90}
     assert metrics.values_of("penstock_pipeline_target_lag_seconds") == {("a",): 60}
-    pipelines.put("b", {"state": "failed", "error": "no such column"})
+    pipelines.put("b", contract.PipelineReport("failed", error="no such column"))
     now[0] += 60
-    assert [(one["name"], one["state"]) for one in pipelines.all()] == [
+    assert [(one.name, one.state) for one in pipelines.all()] == [
         ("a", "lost"),
         ("b", "failed"),
     ]
     pipelines.ask_to_stop("a")
-    assert pipelines.put("a", {"state": "running"})
-    assert not pipelines.put("a", {"state": "finished"})
+    assert pipelines.put("a", contract.PipelineReport("running")).stop
+    assert not pipelines.put("a", contract.PipelineReport("finished")).stop
     again = Pipelines(tmp_path, clock=lambda: now[0])
     await again.start()
-    assert again.get("b")["error"] == "no such column"
+    assert again.get("b").error == "no such column"
     again.forget("b")
     with pytest.raises(NotFound):
         again.get("b")
@@ -318,7 +320,8 @@ async def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> 
 
     def report(at: float, state: str, started_at: float, rows: int, **more: Any) -> None:
         now[0] = at
-        pipelines.put("p", {"state": state, "started_at": started_at, "rows": rows, **more})
+        report = contract.PipelineReport(state, started_at=started_at, rows=rows, **more)
+        pipelines.put("p", report)
 
     report(600, "starting", 600, 0)
     report(630, "running", 600, 100, lag=50)
@@ -331,21 +334,21 @@ async def test_runs_and_minutes_of_a_pipeline_are_remembered(tmp_path: Path) -> 
     again = Pipelines(tmp_path, clock=lambda: now[0])
     await again.start()
     known = again.get("p")
-    assert [(run["state"], run["started_at"], run["rows"]) for run in known["runs"]] == [
+    assert [(run.state, run.started_at, run.rows) for run in known.runs] == [
         ("running", 670, 7),
         ("failed", 600, 150),
     ]
-    assert known["runs"][1]["error"] == "no column"
-    assert known["minutes"] == [
-        {"at": 600, "rows": 100, "lag": 50},
-        {"at": 660, "rows": 50, "lag": None},
-        {"at": 780, "rows": 7, "lag": 3},
+    assert known.runs[1].error == "no column"
+    assert known.minutes == [
+        contract.PipelineMinute(600, 100, 50),
+        contract.PipelineMinute(660, 50, None),
+        contract.PipelineMinute(780, 7, 3),
     ]
     for run in range(40):
-        again.put("p", {"state": "running", "started_at": 1000 + run})
+        again.put("p", contract.PipelineReport("running", started_at=1000 + run))
         now[0] += 60
     known = again.get("p")
-    assert (len(known["runs"]), len(known["minutes"])) == (20, 15)
+    assert (len(known.runs), len(known.minutes)) == (20, 15)
 
 
 def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:

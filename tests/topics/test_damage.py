@@ -187,7 +187,7 @@ async def test_damage_is_never_silent(
     assert name in {finding.file for finding in report.findings}
 
     async with running(data, fsync="never") as store:
-        opening = store._context.instruments.damage.values
+        opening = store.context.instruments.damage.values
         assert bool(opening) == (seen_by == "opening"), opening
         topic = store.require("t")
         result = readable(topic)

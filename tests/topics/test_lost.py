@@ -118,7 +118,7 @@ async def check(fs: FaultyFs, form: str, killed: bool, unknown: int, what: str) 
     for start in range(2):
         async with running(ROOT, fs=fs, fsync="never") as store:
             topic = store.require("t")
-            reported = {outcome for (outcome,) in store._context.instruments.damage.values}
+            reported = {outcome for (outcome,) in store.context.instruments.damage.values}
             result, lost = served(topic), lost_offsets(topic)
             seen.append((result, lost, topic.next_offset))
             assert all(payload == PAYLOADS[offset] for offset, payload in result.items()), what
@@ -266,7 +266,7 @@ async def test_a_flipped_bit_in_the_active_segment_is_a_hole_after_a_kill(
             assert batch <= lost_offsets(topic)
             if ending == "killed":
                 assert served(topic).keys() == set(range(60)) - batch
-            assert bool(store._context.instruments.damage.value("lost")) == (start == 0)
+            assert bool(store.context.instruments.damage.value("lost")) == (start == 0)
     assert not verify(log_directory(data, "t", form)).sound
     assert "offsets 50 to 5" in caplog.text
 

@@ -83,7 +83,7 @@ async def test_thousands_of_topics_open_and_take_little_memory(tmp_path: Path) -
         grown = psutil.Process().memory_info().rss - before
         assert len(store.names()) == count
         assert psutil.Process().num_fds() - files < 20
-        limit = store._context.open_files.limit = 50
+        limit = store.context.open_files.limit = 50
         topics = [store.require(f"topic-{i:05d}") for i in range(0, count, 50)]
         await asyncio.gather(*(topic.append([b"x"]) for topic in topics))
         await asyncio.gather(*(topic.append([b"y"]) for topic in topics))

@@ -36,7 +36,7 @@ ME = b"producer-of-test"
 async def test_appends_of_one_tick_share_a_commit(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         topic = await store.create("t")
-        commits = store._context.instruments.commits
+        commits = store.context.instruments.commits
         futures = [topic.append([b"%d" % i]) for i in range(500)]
         result = [await future for future in futures]
         assert [appended.first_offset for appended in result] == list(range(500))
@@ -52,7 +52,7 @@ async def test_under_always_every_append_is_its_own_commit(tmp_path: Path) -> No
     async with running(tmp_path, fsync="always") as store:
         topic = await store.create("t")
         await asyncio.gather(*(topic.append([b"x"]) for _ in range(5)))
-        assert store._context.instruments.commits.value() == 5
+        assert store.context.instruments.commits.value() == 5
 
 
 @settings(max_examples=pick(short=15, usual=40, soak=400), deadline=None)
@@ -395,7 +395,7 @@ async def test_after_a_failed_fsync_the_segment_is_closed_and_a_new_one_goes_on(
             await topic.append(
                 [b"two"]
             )  # answered before its fsync, which fails: moved to a new segment
-            await eventually(store._context.instruments.broken.value)
+            await eventually(store.context.instruments.broken.value)
             await topic.appends.drain()
         failed = fs.failed
         await topic.append([b"three"])

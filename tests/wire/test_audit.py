@@ -6,6 +6,7 @@ import pytest
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.contract.queries import AuditQuery
 from penstock.monitor import audit as storage
 from penstock.monitor.audit import Audit
 from penstock.wire.http.audit import object_of, recording
@@ -51,7 +52,7 @@ NOT_CHANGES = {
 
 def test_every_request_that_changes_something_is_recorded(tmp_path):
     broker = Broker(Config(data_directory=tmp_path))
-    routes = Listeners(broker)._owner_routes()
+    routes = Listeners(broker).owner_routes()
     broker.pool.shutdown()
     changing = {f"{one.method} {one.path}" for one in routes if one.method != "GET"}
     recorded = {f"{one.method} {one.path}" for one in routes if one.audit is not None}
@@ -111,7 +112,7 @@ async def test_entries_wait_while_the_database_is_away_and_old_ones_go(database_
         await audit.record("ana", "queue.delete", "orders\0", {"deleted": 3, "why": "x" * 999})
         assert await database.fetch("SELECT 1 FROM audit") == []
         outage.healthy = True
-        page = await audit.page("", None, 10)
+        page = await audit.page(AuditQuery(limit=10))
         entries, following = page.entries, page.next
         assert [(one.who, one.action, one.object) for one in entries] == [
             ("ana", "queue.delete", "orders\ufffd")
@@ -121,13 +122,13 @@ async def test_entries_wait_while_the_database_is_away_and_old_ones_go(database_
         assert following is None
         for number in range(8):
             await audit.record("bo", "group.seek", f"q{number}", {})
-        page = await audit.page("", None, 3)
+        page = await audit.page(AuditQuery(limit=3))
         entries, following = page.entries, page.next
         assert [one.object for one in entries] == ["q7", "q6", "q5"]
-        page = await audit.page("SEEK", following, 10)
+        page = await audit.page(AuditQuery("SEEK", following, 10))
         entries, following = page.entries, page.next
         assert [one.object for one in entries] == ["q4", "q3"]  # five are kept
         old = datetime.now(UTC) - timedelta(days=storage.KEPT_DAYS + 1)
         await database.fetch("UPDATE audit SET at = $1 WHERE object = 'q3'", old)
         await audit.record("bo", "group.seek", "last", {})
-        assert "q3" not in [one.object for one in (await audit.page("", None, 10)).entries]
+        assert "q3" not in [one.object for one in (await audit.page(AuditQuery(limit=10))).entries]

@@ -467,17 +467,12 @@ async def test_a_client_that_does_not_read_is_held_back_and_holds_back_nobody_el
         asked = 100
         for _ in range(asked):  # 400 MiB of answers, none of which is read
             slow.send(CONSUME, consume_body("a", 0, 4))
-        (held,) = [
-            each for each in served.tcp._connections if each._backlog or each._writing_paused
-        ] or [None]
+        held = None
         for _ in range(50):
             assert (await wire.ask(NEXT, named("a")))[1] == OK
-            held = held or next(
-                (each for each in served.tcp._connections if each._writing_paused), None
-            )
+            held = held or next((each for each in served.tcp.connections if each.held()), None)
         assert held is not None
-        assert held._transport.get_write_buffer_size() < 16 << 20
-        slow.reader._limit = 1 << 23  # type: ignore[attr-defined]
+        assert held.transport.get_write_buffer_size() < 16 << 20
         for _ in range(3):
             assert len(consumed((await slow.answer())[2])) == 4
         slow.close()
@@ -492,7 +487,7 @@ async def test_appends_in_flight_are_bounded_and_all_are_answered(tmp_path: Path
         most = 0
         for number in range(60):
             assert await wire.answer() == (0x81, OK, u64(number))
-            most = max(most, *(each._in_flight for each in served.tcp._connections))
+            most = max(most, *(each.in_flight for each in served.tcp.connections))
         assert most <= (16 << 20) + 2 * len(payload)
 
 
@@ -508,7 +503,7 @@ async def test_an_abrupt_close_in_the_middle_leaves_the_server_well(tmp_path: Pa
             )
             await gone.writer.drain()
             gone.writer.transport.abort()
-        await eventually(lambda: len(served.tcp._connections) == 1)
+        await eventually(lambda: len(served.tcp.connections) == 1)
         assert await wire.ask(PRODUCE, produce_body("a", b"x")) == (0x81, OK, u64(0))
 
 
@@ -529,7 +524,7 @@ async def test_connections_beyond_the_limit_are_closed_at_once(tmp_path: Path) -
         assert await second.ended()
         assert (await wire.ask(LIST))[1] == OK
         wire.close()
-        await eventually(lambda: not served.tcp._connections)
+        await eventually(lambda: not served.tcp.connections)
         third = await Wire.connect(served.tcp.port)
         assert (await third.ask(LIST))[1] == OK
         third.close()

@@ -397,9 +397,9 @@ async def test_a_slow_stream_holds_back_nobody_and_misses_nothing(tmp_path: Path
                     assert [await quick.offset() for _ in range(100)] == [
                         *range(number - 99, number + 1)
                     ]
-            (feed,) = served.feeds._feeds.values()
-            assert len(feed._all) == 2
-            await eventually(lambda: len(feed._live) <= 1)
+            feed = served.feeds.of(topic)
+            assert feed.subscribers == 2
+            await eventually(lambda: len(feed.live) <= 1)
             assert psutil.Process().memory_info().rss < 2 << 30
             for number in range(3000):
                 assert await slow.offset() == number
@@ -414,7 +414,7 @@ async def test_a_deleted_topic_ends_its_streams(tmp_path: Path) -> None:
             assert await stream.offset() == 0
             await wire.ask(request("DELETE", "/topics/t", b""))
             assert await stream.read() == ""
-        await eventually(lambda: not served.feeds._feeds)
+        await eventually(lambda: not served.feeds.subscribers)
 
 
 async def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ async def test_clients_that_leave_are_forgotten(tmp_path: Path) -> None:
             async with events(served, "/topics/t/stream"):
                 await eventually(lambda: served.feeds.subscribers == 1)
             await eventually(lambda: served.feeds.subscribers == 0)
-        assert not served.topics.require("t")._subscriptions._callbacks
+        assert not len(served.topics.require("t").subscriptions)
 
 
 async def test_damage_is_told_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:

@@ -313,9 +313,9 @@ async def test_a_slow_subscriber_holds_back_nobody_and_resumes_where_it_was(tmp_
                 await topic.append([payload])
                 if number % 100 == 99:
                     assert await talk.offsets(100) == [*range(number - 99, number + 1)]
-            (feed,) = served.feeds._feeds.values()
-            assert len(feed._all) == 2
-            assert len(feed._live) == 1
+            feed = served.feeds.of(topic)
+            assert feed.subscribers == 2
+            assert len(feed.live) == 1
             assert await slow.offsets(3000) == [*range(3000)]
             await topic.append([b"last"])
             assert await slow.offsets(1) == [3000]
@@ -331,7 +331,7 @@ async def test_a_deleted_topic_is_told_to_its_subscribers(tmp_path: Path) -> Non
             "error_response",
             "Topic 't' was deleted.",
         )
-        assert not served.feeds._feeds
+        assert not served.feeds.subscribers
 
 
 async def test_connections_beyond_the_limit_are_refused(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ async def test_a_client_that_answers_no_ping_is_given_up_and_others_stay(tmp_pat
                 pass
         writer.close()
         assert (await talk.ask("list_topics_request"))["success"]
-        await eventually(lambda: len(served.websocket._sessions) == 1)
+        await eventually(lambda: len(served.websocket.sessions) == 1)
 
 
 async def test_stopping_answers_what_is_under_way_and_says_goodbye(tmp_path: Path) -> None:

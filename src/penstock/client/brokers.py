@@ -186,17 +186,15 @@ class Brokers:
         **query: Any,
     ) -> T:
         """Do an operation of the contract. `names` are the parameters of its path, in order."""
-        answer = await self.ask(
+        return await self.json(
+            operation.answer,
             operation.method,
-            resource(operation.at(*names), **query),
-            b"" if body is None else msgspec.json.encode(body),
+            operation.at(*names),
+            body=body,
             again=operation.repeatable,
             timeout=timeout,
             retry_for=retry_for,
-        )
-        check(answer)
-        return understood(
-            lambda text: msgspec.json.decode(text, type=operation.answer), answer.body or b"null"
+            **query,
         )
 
     async def close(self) -> None:

@@ -58,6 +58,8 @@ MIN_AHEAD_SECONDS = 0.002  # what a handler must take that fetching ahead is wor
 MAX_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
 MAX_TRACEBACK_CHARS = 4000  # kept with a dead letter: the end, where the error is
 OUR_FRAMES = (str(Path(__file__).parent), str(Path(thread.__file__).parent))
+# A handler that raises these has failed as with any other exception: it does not end the worker.
+NOT_OURS = (SystemExit, asyncio.CancelledError)
 P = ParamSpec("P")
 R = TypeVar("R")
 Errors = tuple[type[Exception], ...]
@@ -88,7 +90,7 @@ class RetryPolicy:
     def retries(self, failure: BaseException) -> bool:
         """Whether another attempt makes sense after this exception."""
         fatal = isinstance(failure, self.dead_letter_on)
-        return not fatal and isinstance(failure, (*self.retry_on, asyncio.CancelledError))
+        return not fatal and isinstance(failure, (*self.retry_on, *NOT_OURS))
 
 
 def backoff(
@@ -497,10 +499,7 @@ class Consumer(Generic[P, R]):
             outcome, failure = Outcome("retry", str(again) or None, again.delay), again
         except DeadLetter as error:
             outcome, failure = Outcome("dlq", str(error) or "put aside by the consumer"), error
-        except (
-            Exception,
-            asyncio.CancelledError,
-        ) as error:  # whatever the user's code raises: an attempt that failed
+        except (Exception, *NOT_OURS) as error:  # whatever the user's code raises: it failed
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise  # not the handler's own: somebody cancels us
             outcome, failure = self._failed(error, messages[0].attempt), error

@@ -52,15 +52,6 @@ class BufferStatus(msgspec.Struct, rename="camel"):
     qos0: KindStatus
 
 
-class FileBuffer(msgspec.Struct):
-    """The block `file_buffer` of /metrics.json."""
-
-    pending: int
-    flushed: int
-    failed: int
-    db_healthy: bool
-
-
 class Switch(msgspec.Struct):
     enabled: bool
 

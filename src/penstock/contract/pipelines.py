@@ -70,9 +70,9 @@ class PipelineStatus(PipelineReport, kw_only=True):
 
     name: str
     reported_at: float
-    stopping: bool
-    runs: list[PipelineRun]
-    minutes: list[PipelineMinute]
+    stopping: bool = False
+    runs: list[PipelineRun] = []
+    minutes: list[PipelineMinute] = []
 
 
 class PipelineList(msgspec.Struct):

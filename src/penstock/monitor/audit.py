@@ -18,6 +18,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from penstock.contract.queries import AuditQuery
 from penstock.contract.tasks import AuditEntry, AuditPage
 from penstock.database import Database
 from penstock.database.rows import struct_of
@@ -85,10 +86,10 @@ class Audit:
             log.warning("%d audit entries wait for PostgreSQL: %s", len(entries), error)
             self._waiting.extendleft(reversed(entries))
 
-    async def page(self, words: str, before: int | None, limit: int) -> AuditPage:
-        """Return the newest entries that contain `words`, and where the next page begins."""
+    async def page(self, wanted: AuditQuery) -> AuditPage:
+        """Return the newest entries that match, and where the next page begins."""
         await self._write()
-        rows = await self._database.browse(PAGE, before, words, limit)
+        rows = await self._database.browse(PAGE, wanted.before, wanted.filter, wanted.limit)
         entries = [
             struct_of(
                 AuditEntry,
@@ -98,7 +99,7 @@ class Audit:
             )
             for row in rows
         ]
-        return AuditPage(entries, rows[-1]["id"] if len(rows) == limit else None)
+        return AuditPage(entries, rows[-1]["id"] if len(rows) == wanted.limit else None)
 
 
 def _short(value: Any) -> Any:

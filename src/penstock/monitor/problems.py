@@ -10,13 +10,13 @@ listed with their queue.
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from penstock.broker import Broker
 from penstock.contract.consumers import ConsumerHealth
+from penstock.contract.pipelines import PipelineStatus
 from penstock.contract.routes import RouteStatus
 from penstock.monitor.disk import DiskSpace
 from penstock.monitor.watched import WatchedQueue
@@ -86,12 +86,13 @@ class Problems:
                 path = f"/routes/{quote(route.name, safe='')}"
                 yield f"route {route.name}: {why}", path, route.failing_since or None
         for pipeline in broker.logs.pipelines.all() if broker.logs else ():
-            name, reported = pipeline["name"], pipeline["reported_at"]
-            if pipeline["state"] == "failed":
-                yield f"pipeline {name} failed: {_reason(pipeline)}", "/pipelines", reported
-            elif pipeline["state"] == "lost":
-                text = f"pipeline {name} is lost: it does not report any more"
-                yield text, "/pipelines", reported
+            wrong = ""
+            if pipeline.state == "failed":
+                wrong = f"failed: {_reason(pipeline)}"
+            elif pipeline.state == "lost":
+                wrong = "is lost: it does not report any more"
+            if wrong:
+                yield f"pipeline {pipeline.name} {wrong}", "/pipelines", pipeline.reported_at
 
     def _warnings(
         self,
@@ -134,7 +135,7 @@ def _of_consumers(at: float, consumers: Sequence[ConsumerHealth]) -> Iterator[Wr
             yield f"group {group}: {one.problem}", path, None
 
 
-def _reason(pipeline: dict[str, Any]) -> str:
+def _reason(pipeline: PipelineStatus) -> str:
     """Return the first line: errors of Spark have many."""
-    lines = str(pipeline.get("error") or "").strip().splitlines()
+    lines = (pipeline.error or "").strip().splitlines()
     return lines[0][:MAX_REASON] if lines else "it gave no reason"

@@ -68,8 +68,8 @@ class Search:
             }:
                 yield FoundThing("group", f"{topic}@{name}", view_path("topics", topic))
             for pipeline in broker.logs.pipelines.all():
-                name = str(pipeline["name"])
-                yield FoundThing("pipeline", name, view_path("pipelines", name))
+                path = view_path("pipelines", pipeline.name)
+                yield FoundThing("pipeline", pipeline.name, path)
         for route in broker.exports.status() if broker.exports else ():
             yield FoundThing("route", route.name, view_path("routes", route.name))
 

@@ -22,7 +22,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from penstock.contract.tasks import BackgroundTask, TaskKind, TaskState
+from penstock.contract.tasks import BackgroundTask, TaskKind, TaskList, TaskState
 from penstock.database.rows import struct_of
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.io.tasks import supervised
@@ -83,12 +83,11 @@ class Tasks:
         self._running: dict[UUID, asyncio.Task[None]] = {}  # those this process works on
         self._claiming: asyncio.Task[None] | None = None  # while others have some that run
 
-    async def all(self) -> list[BackgroundTask]:
-        """Return all tasks, the newest first."""
+    async def all(self) -> TaskList:
         tasks = [_task(row) for row in await self._database.browse(ALL, KEPT_TASKS)]
         if any(one.state == "running" and UUID(one.id) not in self._running for one in tasks):
             self.claim_abandoned()
-        return tasks
+        return TaskList(tasks)
 
     async def get(self, number: str) -> BackgroundTask:
         rows = await self._database.browse(ONE, _uuid(number))

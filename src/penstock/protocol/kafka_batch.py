@@ -218,7 +218,7 @@ def assigned(data: bytes, base: int, timeline: int) -> bytes:
     """
     if BatchHead.parse(data).size < len(data):
         return data
-    return ASSIGNED.pack(base, len(data) - 12, timeline) + data[ASSIGNED.size :]
+    return ASSIGNED.pack(base, len(data) - 12, timeline) + memoryview(data)[ASSIGNED.size :]
 
 
 def checked(data: bytes, base: int, end: int) -> bytes:

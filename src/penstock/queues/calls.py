@@ -9,7 +9,7 @@ What belongs to one commit is one statement: a push that takes for waiting pops 
 `take`; a consumer's request calls `settle`, then `take`. The functions know nothing of each other.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -52,15 +52,15 @@ class SettleArguments(NamedTuple):
     partitions: list[int]
     groups: list[str]
     leases: list[UUID | None]
-    statuses: list[str] | None
-    errors: list[str | None] | None
+    statuses: Sequence[str] | None
+    errors: Sequence[str | None] | None
     transactions: list[str]
-    group_ids: list[int | None] | None
-    versions: list[int | None] | None
-    lasts: list[int | None] | None
+    group_ids: Sequence[int | None] | None
+    versions: Sequence[int | None] | None
+    lasts: Sequence[int | None] | None
     times: list[datetime | None] | None
-    delays: list[float | None] | None
-    limits: list[int | None] | None
+    delays: Sequence[float | None] | None
+    limits: Sequence[int | None] | None
 
 
 class AppendedRow(NamedTuple):

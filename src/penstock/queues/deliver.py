@@ -37,7 +37,7 @@ from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.exchanges import Exchanges, Take, TakenBatch
-from penstock.queues.settling import check_ack
+from penstock.queues.settling import check_acks
 from penstock.queues.types import Ack, AckOutcome, Delivered, PopOutcome, PopRequest
 from penstock.queues.waiting import WaitingPop
 
@@ -95,8 +95,7 @@ class Pops:
         """Poll until there is something or the time is over. Cancelling it returns what was taken
         for it.
         """
-        for ack in acks:
-            check_ack(ack)
+        check_acks(acks)
         self._consumers.seen(wanted.queue, wanted.group, wanted.consumer)
         deadline = time.monotonic() + self._patience(wanted)
         if self.closed and wanted.wait and not self._stopping:

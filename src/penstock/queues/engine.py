@@ -41,7 +41,7 @@ from penstock.queues.deliver import Pops
 from penstock.queues.exchanges import Exchanges, TakenBatch
 from penstock.queues.failures import Failures
 from penstock.queues.push import Pusher
-from penstock.queues.settling import check_ack, uuid_of
+from penstock.queues.settling import check_acks, uuid_of
 from penstock.queues.streams import Streams
 from penstock.queues.transaction import Transactions
 from penstock.queues.types import (
@@ -190,8 +190,7 @@ class Queues:
 
     async def ack(self, acks: list[Ack]) -> list[AckOutcome]:
         """Settle messages, each on its own. Repeating an acknowledgement changes nothing."""
-        for ack in acks:
-            check_ack(ack)
+        check_acks(acks)
         return list((await self._exchanges.exchange(acks))[0]) if acks else []
 
     async def release(self, queue: str, group: str, holder: int) -> int:

@@ -12,7 +12,9 @@ messages are looked up, in the same call.
 """
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -61,6 +63,10 @@ class AckRun(msgspec.Struct, gc=False):
     partition_name: str | None = None
     partition_id: str | None = None
     first: int = 0  # the index of its first acknowledgement
+
+
+# Columns that are NULL where no run has the field
+OPTIONAL = attrgetter("status", "error", "delay", "limit", "group_id", "version", "last")
 
 
 class LeaseMemory:
@@ -113,9 +119,12 @@ class AckBatch:
         self, catalog: QueueCatalog, memory: LeaseMemory | None = None
     ) -> SettleArguments | None:
         """What to send; None: all are answered already, or there are none."""
+        runs, remembered = self._runs, False
         for first, ack, ids in await self._similar():
             run = memory.completed_by(ack, ids) if memory else None
-            if run is None:
+            if run is not None:
+                remembered = True
+            else:
                 made = _run_of(ack, ids, catalog)
                 if isinstance(made, str):
                     for index, transaction in enumerate(ids, first):
@@ -123,36 +132,37 @@ class AckBatch:
                     continue
                 run = made
             run.first = first
-            self._runs.append(run)
-        runs = self._runs
+            runs.append(run)
         if not runs:
             return None
-        versions = _column(runs, "version")
-        if versions:  # `settle` locks these cursors in the order in which they are sent
+        if remembered:  # `settle` locks these cursors in the order in which they are sent
             runs.sort(key=lambda run: (run.partition, run.group_id or 0))
-            versions = _column(runs, "version")
         starts: list[int] = []
         transactions: list[str] = []
         times: list[datetime | None] = []
         for run in runs:
             starts.append(len(transactions))
             transactions += run.transactions
-            if versions:
+            if remembered:
                 times += run.times or [None] * len(run.transactions)
+        statuses, errors, delays, limits, group_ids, versions, lasts = (
+            None if column.count(None) == len(runs) else column
+            for column in zip(*map(OPTIONAL, runs), strict=True)
+        )
         return SettleArguments(
             starts=starts,
             partitions=[run.partition for run in runs],
             groups=[run.group for run in runs],
             leases=[run.lease for run in runs],
-            statuses=_column(runs, "status"),
-            errors=_column(runs, "error"),
+            statuses=statuses,
+            errors=errors,
             transactions=transactions,
-            group_ids=_column(runs, "group_id"),
+            group_ids=group_ids,
             versions=versions,
-            lasts=_column(runs, "last"),
-            times=times if versions else None,
-            delays=_column(runs, "delay"),
-            limits=_column(runs, "limit"),
+            lasts=lasts,
+            times=times if remembered else None,
+            delays=delays,
+            limits=limits,
         )
 
     async def _similar(self) -> list[tuple[int, Ack, list[str]]]:
@@ -235,26 +245,22 @@ def _run_of(ack: Ack, transactions: list[str], catalog: QueueCatalog) -> AckRun 
     )
 
 
-def _column(runs: list[AckRun], field: str) -> list[Any] | None:
-    """A field of each run; None if no run has it."""
-    values = [getattr(run, field) for run in runs]
-    return None if values.count(None) == len(values) else values
-
-
-def check_ack(ack: Ack) -> None:
-    """Refuse what PostgreSQL cannot store."""
-    check_text("transactionId", ack.transaction_id)
-    check_text("consumerGroup", ack.group)
-    if ack.error:
-        check_text("error", ack.error)
-    if ack.delay is not None and not (
-        0 <= ack.delay <= MAX_DELAY_SECONDS and ack.status in ("failed", "retry")
-    ):
-        raise InvalidRequest(
-            f"delay is 0 to {MAX_DELAY_SECONDS} seconds, with the status failed or retry"
-        )
-    if ack.max_attempts is not None and not 1 <= ack.max_attempts <= LARGEST:
-        raise InvalidRequest("maxAttempts is 1 or more")
+def check_acks(acks: Sequence[Ack]) -> None:
+    """Refuse what PostgreSQL cannot store; the first bad one refuses all."""
+    check_text("transactionId", "".join([ack.transaction_id for ack in acks]))
+    for group in {ack.group for ack in acks}:
+        check_text("consumerGroup", group)
+    for ack in acks:
+        if ack.error:
+            check_text("error", ack.error)
+        if ack.delay is not None and not (
+            0 <= ack.delay <= MAX_DELAY_SECONDS and ack.status in ("failed", "retry")
+        ):
+            raise InvalidRequest(
+                f"delay is 0 to {MAX_DELAY_SECONDS} seconds, with the status failed or retry"
+            )
+        if ack.max_attempts is not None and not 1 <= ack.max_attempts <= LARGEST:
+            raise InvalidRequest("maxAttempts is 1 or more")
 
 
 def uuid_of(text: str) -> UUID | None:

@@ -15,7 +15,7 @@ from penstock.queues.catalog import QueueCatalog
 from penstock.queues.context import QueueContext
 from penstock.queues.exchanges import Exchanges
 from penstock.queues.push import Log, Pusher, logs_of, unordered_of
-from penstock.queues.settling import STATUSES, AckBatch, check_ack, uuid_of
+from penstock.queues.settling import STATUSES, AckBatch, check_acks, uuid_of
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, QueueInfo, TransactionResult
 
 # transactions take at most one connection in so many: they hold theirs while others only pass
@@ -80,8 +80,8 @@ class Transactions:
         name = str(uuid7())
         items = self.named([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
+        check_acks(acks)
         for ack in acks:
-            check_ack(ack)
             if ack.status not in STATUSES:
                 return TransactionResult(
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"

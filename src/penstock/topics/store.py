@@ -106,7 +106,7 @@ class TopicStore:
         self.directory = directory
         self.settings = settings
         self._fs = fs
-        self._context = Context(directory, settings, fs, pool, metrics, clock)
+        self.context = Context(directory, settings, fs, pool, metrics, clock)
         self._topics: dict[str, Topic] = {}  # partitions, by label
         self._partitions: dict[str, int] = {}  # how many each topic has
         self._creating: dict[str, asyncio.Task[AnyLog]] = {}  # names that are not in `_topics`
@@ -118,9 +118,9 @@ class TopicStore:
         self._compactions: set[asyncio.Task[Swapped]] = set()
         self.shared: SharedTopics | None = None
         self.tier = (
-            Tier(self._context, directory / PRIVATE, self, metrics) if settings.tier else None
+            Tier(self.context, directory / PRIVATE, self, metrics) if settings.tier else None
         )
-        self.scrub = Scrub(self._context, directory / PRIVATE, self, self._scrub_shared, metrics)
+        self.scrub = Scrub(self.context, directory / PRIVATE, self, self._scrub_shared, metrics)
         self._running = False
         self._deletions: list[Callable[[AnyLog], None]] = []
         metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._partitions))
@@ -132,7 +132,7 @@ class TopicStore:
         metrics.gauge(
             "penstock_topic_open_segments",
             "Segments whose files are open",
-            read=lambda: len(self._context.open_files),
+            read=lambda: len(self.context.open_files),
         )
         metrics.gauge(
             "penstock_topic_stored_bytes",
@@ -144,7 +144,7 @@ class TopicStore:
         """Serve the shared topics of this database too, once what is returned is started."""
         store = ObjectStore(self.settings.shared_tier) if self.settings.shared_tier else None
         self.shared = SharedTopics(
-            database, self.settings, self._context.instruments, self._context.metrics, store
+            database, self.settings, self.context.instruments, self.context.metrics, store
         )
         self.shared.on_create(self._wake_awaiting)
         self.shared.on_delete(self._shared_deleted)
@@ -163,23 +163,23 @@ class TopicStore:
         return iter(list(self._topics.values()))
 
     async def start(self) -> None:
-        await self._context.run(self._prepare)
+        await self.context.run(self._prepare)
         if self.tier is not None:
             await self.tier.prepare()
-        logs = await self._context.run(self._find_logs)
+        logs = await self.context.run(self._find_logs)
         for i in range(0, len(logs), TOPICS_PER_STEP):
             step = logs[i : i + TOPICS_PER_STEP]
-            for location, recovered in await self._context.run(self._open_many, step):
+            for location, recovered in await self.context.run(self._open_many, step):
                 self._add(location, recovered)
         self._running = True
-        self._maintenance = supervised("topic maintenance", self._maintain, self._context.metrics)
+        self._maintenance = supervised("topic maintenance", self._maintain, self.context.metrics)
         await self.scrub.start()
         if logs:
             log.info("opened %d topics in %s", len(self._partitions), self.directory)
 
     def _add(self, location: LogDirectory, recovered: RecoveredTopic) -> Topic:
         topic = self._topics[location.label] = Topic(
-            location.label, location.path, self._context, recovered
+            location.label, location.path, self.context, recovered
         )
         self._partitions[topic.topic] = max(
             self._partitions.get(topic.topic, 0), topic.partition + 1
@@ -218,14 +218,14 @@ class TopicStore:
         opened = []
         for location in logs:
             try:
-                opened.append((location, recover(location.form, self._context, location.path)))
+                opened.append((location, recover(location.form, self.context, location.path)))
             except CANNOT_OPEN as error:
                 self._refuse(location.label, error)
         return opened
 
     def _refuse(self, label: str, why: Exception | str) -> None:
         self.unreadable[label] = str(why)
-        self._context.instruments.damage.add(1, "refused")
+        self.context.instruments.damage.add(1, "refused")
         unexpected = isinstance(why, Exception) and not isinstance(why, PenstockError)
         log.error("topic %s cannot be opened: %s", label, why, exc_info=unexpected)
 
@@ -271,7 +271,7 @@ class TopicStore:
     @property
     def disk_full(self) -> str | None:
         """Why appends are refused for want of room, if they are."""
-        return self._context.space.full
+        return self.context.space.full
 
     def get(self, name: str) -> AnyLog | None:
         """The topic of this name (its partition 0), or the partition with this label, if any."""
@@ -369,8 +369,8 @@ class TopicStore:
                 if existing is not None:
                     return existing
             await self._wait_for_deletion(name)
-            self._context.space.take(0)
-            made = await self._context.run(self._make, name, form, range(partitions))
+            self.context.space.take(0)
+            made = await self.context.run(self._make, name, form, range(partitions))
             for location, recovered in made:
                 self._add(location, recovered)
             self._wake_awaiting(name)
@@ -408,7 +408,7 @@ class TopicStore:
                     "removed"
                 )
             first = self._topics[name]
-            for location, recovered in await self._context.run(self._make, name, BATCHES, numbers):
+            for location, recovered in await self.context.run(self._make, name, BATCHES, numbers):
                 self._add(location, recovered)
                 added = self._topics[location.label]
                 await added.set_policy(first.policy)
@@ -433,7 +433,7 @@ class TopicStore:
         if form is AIQ:
             location = LogDirectory(name, self.directory / name, AIQ)
             self._make_empty(AIQ, location.path, location.path)
-            return [(location, recover(AIQ, self._context, location.path))]
+            return [(location, recover(AIQ, self.context, location.path))]
         private = self.directory / PRIVATE
         logs, unfinished = private / LOGS / name, private / UNFINISHED / uuid7().hex
         for number in numbers:
@@ -452,11 +452,11 @@ class TopicStore:
             LogDirectory(partition_label(name, number), logs / str(number), form)
             for number in numbers
         ]
-        return [(location, recover(form, self._context, location.path)) for location in made]
+        return [(location, recover(form, self.context, location.path)) for location in made]
 
     def _make_empty(self, form: SegmentFormat, directory: Path, whole: Path) -> None:
         """Files of an empty log; when that fails, `whole` is removed."""
-        context = self._context
+        context = self.context
         try:
             create_files(form, self._fs, directory, context.open_state, sync=context.durable)
         except StorageError:
@@ -501,7 +501,7 @@ class TopicStore:
                     forget(topic)
                 if self.tier is not None:
                     await self.tier.note_deletion(topic)
-            await self._context.run(self._remove, partitions[0])
+            await self.context.run(self._remove, partitions[0])
         except StorageError as error:
             log.error("topic %s could not be deleted: %s", name, error)
             raise
@@ -537,7 +537,7 @@ class TopicStore:
         `keep` has a bit for each offset from the first base on, the lowest bit of a byte first. A
         caller that goes away does not interrupt it.
         """
-        work = compact(self.local(name), self._context, bases, keep, incarnation)
+        work = compact(self.local(name), self.context, bases, keep, incarnation)
         task = asyncio.get_running_loop().create_task(work)
         self._compactions.add(task)
         task.add_done_callback(self._compactions.discard)
@@ -552,13 +552,13 @@ class TopicStore:
 
     async def maintain(self) -> None:
         """Roll old segments, delete what retention lets go, close what nobody uses."""
-        self._context.space.check()
+        self.context.space.check()
         for topic in self:
             if topic.ending:  # since the loop began
                 continue
             try:
-                await retain(topic, self._context, self.tier)
-                await compact_by_key(topic, self._context)
+                await retain(topic, self.context, self.tier)
+                await compact_by_key(topic, self.context)
                 await topic.close_if_idle(IDLE_SECONDS)
             except (StorageError, Conflict, NotFound, Damaged, Unavailable) as error:
                 log.error("topic %s: maintenance failed: %s", topic.name, error)

@@ -14,6 +14,9 @@ class Subscriptions:
         self._last_key = 0
         self._waiters: dict[asyncio.Future[None], int] = {}  # and the offset each waits for
 
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
     def add(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once after each commit that became visible, and when the topic is
         deleted; until what is returned is called.

@@ -97,7 +97,7 @@ class Topic(AppendsThrough):
         self._replacing = asyncio.Lock()  # of a small file, which need not wait for those
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
-        self._subscriptions = Subscriptions()
+        self.subscriptions = Subscriptions()
         self._segments = SegmentStore(
             name, directory, context, recovered, on_broken=lambda: self.appends.rescue()
         )
@@ -107,7 +107,7 @@ class Topic(AppendsThrough):
             name,
             context,
             self._segments,
-            on_commit=lambda: self._subscriptions.notify(self._segments.active.end),
+            on_commit=lambda: self.subscriptions.notify(self._segments.active.end),
         )
         self._reader = LogReader(self._segments, recovered.damage)
         self._apply_limits(recovered.limits)
@@ -263,13 +263,13 @@ class Topic(AppendsThrough):
         """Call `callback` after each commit that became visible, and when the topic is deleted;
         until what is returned is called.
         """
-        return self._subscriptions.add(callback)
+        return self.subscriptions.add(callback)
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Until `offset` can be read (True), or the time is over (False)."""
         if self.appends.deleted:
             raise self.appends.gone()
-        return self.next_offset > offset or await self._subscriptions.wait_for(offset, timeout)
+        return self.next_offset > offset or await self.subscriptions.wait_for(offset, timeout)
 
     # Maintenance
 
@@ -393,7 +393,7 @@ class Topic(AppendsThrough):
         self.appends.close(deleted=True)
         self._segments.abandon()
         await self._drain()
-        self._subscriptions.end(self.appends.gone())
+        self.subscriptions.end(self.appends.gone())
         self._reader.close(str(self.appends.gone()))
         self._segments.close()
 

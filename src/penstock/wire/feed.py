@@ -141,7 +141,7 @@ class Feed:
         self._empty = empty  # called when the last subscriber has left
         self._loop = asyncio.get_running_loop()
         self._head = topic.next_offset  # the next offset for subscribers at the head
-        self._live: dict[Subscription, None] = {}  # at the head, in order of arrival
+        self.live: dict[Subscription, None] = {}  # at the head, in order of arrival
         self._all: set[Subscription] = set()
         self._scheduled: asyncio.TimerHandle | asyncio.Handle | None = None  # the next delivery
         # The earliest next delivery, by `perf_counter`: uvloop's clock counts milliseconds.
@@ -163,7 +163,7 @@ class Feed:
 
     def remove(self, subscription: Subscription) -> None:
         self._all.discard(subscription)
-        self._live.pop(subscription, None)
+        self.live.pop(subscription, None)
         if not self._all:
             self.close()
             self._empty(self)
@@ -180,19 +180,19 @@ class Feed:
             subscription.closed = True
             subscription.subscriber.ended()
         self._all.clear()
-        self._live.clear()
+        self.live.clear()
         self.close()
         self._empty(self)
 
     def catch_up(self, subscription: Subscription) -> None:
         """Send a lagging subscriber one chunk per turn until it is at the head or full."""
-        if subscription.closed or subscription in self._live or subscription in self._reading:
+        if subscription.closed or subscription in self.live or subscription in self._reading:
             return
         if self.topic.deleted:
             self.end()
             return
         if subscription.position >= self._head:
-            self._live[subscription] = None
+            self.live[subscription] = None
             return
         try:
             chunk = self._read(subscription.position)
@@ -228,7 +228,7 @@ class Feed:
             return
         if self._scheduled is not None:
             return
-        if not self._live:
+        if not self.live:
             self._head = self.topic.next_offset
             return
         rest = self._rest_until - time.perf_counter()
@@ -244,15 +244,15 @@ class Feed:
             try:
                 chunk = self._read(self._head)
             except NotCached:  # no longer on disk: every subscriber catches up by itself
-                for subscription in self._live:
+                for subscription in self.live:
                     self._loop.call_soon(self.catch_up, subscription)
-                self._live.clear()
+                self.live.clear()
                 self._head = self.topic.next_offset
                 return
             first, self._head = self._head, chunk.next_offset
             following = self._head
             full = []
-            for subscription in self._live:
+            for subscription in self.live:
                 if subscription.position > first:  # it starts beyond the end of the log
                     if subscription.position < following:
                         full.append(subscription)
@@ -262,7 +262,7 @@ class Feed:
                 if not (chunk.empty or subscription.subscriber.deliver(chunk)):
                     full.append(subscription)
             for subscription in full:
-                self._live.pop(subscription, None)
+                self.live.pop(subscription, None)
         ended = time.perf_counter()
         self._rest_until = ended + min(REST_FACTOR * (ended - started), MAX_REST_SECONDS)
         if self._head < self.topic.next_offset:
@@ -294,10 +294,14 @@ class Feeds:
         self._feeds: dict[TopicLog, Feed] = {}  # each has at least one subscriber
 
     def subscribe(self, topic: TopicLog, subscriber: Subscriber, position: int) -> Subscription:
-        feed = self._feeds.get(topic)
+        feed = self.of(topic)
         if feed is None:
             feed = self._feeds[topic] = Feed(topic, self._remove)
         return feed.add(subscriber, position)
+
+    def of(self, topic: TopicLog) -> Feed | None:
+        """Return the feed of a topic that has subscribers."""
+        return self._feeds.get(topic)
 
     def _remove(self, feed: Feed) -> None:
         self._feeds.pop(feed.topic, None)

@@ -67,7 +67,7 @@ class FramedConnection(asyncio.Protocol):
         self._server = server
         self.identity: Identity | None = None  # set after authentication
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
         self._partial = b""  # an incomplete small frame
         self._large: bytearray | None = None  # an incomplete large frame, and how much has arrived
         self._large_filled = 0
@@ -76,7 +76,7 @@ class FramedConnection(asyncio.Protocol):
         self._backlog_bytes = 0
         self._slots: deque[Slot] = deque()
         self._appends = 0  # in flight, and the bytes of their requests
-        self._in_flight = 0
+        self.in_flight = 0
         self._behind_appends = False  # the next request waits for the appends
         self._unsent = 0  # known answers that wait for an earlier one
         self._writing_paused = False
@@ -96,7 +96,7 @@ class FramedConnection(asyncio.Protocol):
         """Return the subject of the token, or the client's address."""
         if self.identity is not None and self.identity.subject:
             return self.identity.subject
-        peer = self._transport.get_extra_info("peername")
+        peer = self.transport.get_extra_info("peername")
         return str(peer[0]) if peer else "unknown"
 
     # Implemented by a protocol
@@ -116,7 +116,7 @@ class FramedConnection(asyncio.Protocol):
     # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]
         self.seen = self.opened = self._loop.time()
         if not self._server.opened(self):
             transport.close()
@@ -137,10 +137,10 @@ class FramedConnection(asyncio.Protocol):
         self._ending = True
         if self._waits and self._work is not None:
             # it waits for records that may never come, and the client has most likely gone
-            self._transport.close()
+            self.transport.close()
         self._close_if_done()
         # keep the connection half open until all is answered; TLS cannot do this
-        return self._transport.can_write_eof()
+        return self.transport.can_write_eof()
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -154,7 +154,7 @@ class FramedConnection(asyncio.Protocol):
         self._server.bytes_in += len(data)
         if self._closing:
             return
-        if self._backlog or self._held():
+        if self._backlog or self.held():
             self._backlog.append(data)
             self._backlog_bytes += len(data)
         else:
@@ -164,26 +164,26 @@ class FramedConnection(asyncio.Protocol):
 
     # Requests
 
-    def _held(self) -> bool:
+    def held(self) -> bool:
         return (
             self._work is not None
             or self._behind_appends
             or self._writing_paused
-            or self._in_flight > MAX_IN_FLIGHT_BYTES
+            or self.in_flight > MAX_IN_FLIGHT_BYTES
             or self._unsent > MAX_UNSENT_BYTES
         )
 
     def _adjust_reading(self) -> None:
         pause = not self._closing and (
-            self._backlog_bytes > BACKLOG or (self._held() and self._work is None)
+            self._backlog_bytes > BACKLOG or (self.held() and self._work is None)
         )
-        if pause != self._reading_paused and not self._transport.is_closing():
+        if pause != self._reading_paused and not self.transport.is_closing():
             self._reading_paused = pause
-            (self._transport.pause_reading if pause else self._transport.resume_reading)()
+            (self.transport.pause_reading if pause else self.transport.resume_reading)()
 
     def _resume(self) -> None:
         """Continue if nothing pauses the connection any more."""
-        while self._backlog and not self._held() and not self._closing:
+        while self._backlog and not self.held() and not self._closing:
             data = self._backlog.popleft()
             self._backlog_bytes -= len(data)
             self.take(data)
@@ -209,7 +209,7 @@ class FramedConnection(asyncio.Protocol):
             whole = self._take_large()
             done = self.run_frames(whole)
             data = data[missing:]
-            if self._held():
+            if self.held():
                 for waiting in (data, bytes(whole) if not done else b""):
                     if waiting:
                         self._backlog.appendleft(waiting)
@@ -225,7 +225,7 @@ class FramedConnection(asyncio.Protocol):
             return
         rest = data[done:] if done else data
         self._frame_since = began if began and not done else self.seen
-        if self._held():
+        if self.held():
             self._backlog.appendleft(rest)
             self._backlog_bytes += len(rest)
         elif len(rest) >= self.head_size and (total := self.frame_size(rest)) > LARGE:
@@ -274,7 +274,7 @@ class FramedConnection(asyncio.Protocol):
     def promise(self, slot: Slot) -> Slot:
         """Reserve the place of an append's answer; `fill` completes it."""
         self._slots.append(slot)
-        self._in_flight += slot.weight
+        self.in_flight += slot.weight
         self._appends += 1
         return slot
 
@@ -283,7 +283,7 @@ class FramedConnection(asyncio.Protocol):
         slot.data = list(data)
         self._unsent += sum(map(len, data))
         if slot.weight:
-            self._in_flight -= slot.weight
+            self.in_flight -= slot.weight
             self._appends -= 1
             self._behind_appends = self._behind_appends and self._appends > 0
             if not (self._appends or self._backlog or self._reading_paused):
@@ -315,7 +315,7 @@ class FramedConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         slots = self._slots
-        if not slots or slots[0].data is None or self._transport.is_closing():
+        if not slots or slots[0].data is None or self.transport.is_closing():
             return
         ready: list[Bytes] = []
         while slots and slots[0].data is not None:
@@ -325,11 +325,11 @@ class FramedConnection(asyncio.Protocol):
         self._server.bytes_out += size
         self.seen = self._loop.time()
         if len(ready) == 1:
-            self._transport.write(ready[0])
+            self.transport.write(ready[0])
         elif size > LARGE:
-            self._transport.writelines(ready)
+            self.transport.writelines(ready)
         else:
-            self._transport.write(b"".join(ready))
+            self.transport.write(b"".join(ready))
         if self._ending:
             self._close_if_done()
 
@@ -342,12 +342,12 @@ class FramedConnection(asyncio.Protocol):
 
     def _close_if_done(self) -> None:
         if self._ending and not self._slots and not self._backlog and self._work is None:
-            self._transport.close()
+            self.transport.close()
 
     def finish_or_abort(self) -> None:
         """Close after everything in flight is answered; abort at the second call."""
         if self._closing:
-            self._transport.abort()
+            self.transport.abort()
         else:
             self.finish()
 
@@ -356,13 +356,13 @@ class FramedConnection(asyncio.Protocol):
         received = self._large_filled if self._large is not None else len(self._partial)
         if not received:
             return self._discard > 0 and not self._reading_paused and now - self.seen > limit
-        if self._reading_paused or self._held():  # the broker pauses it, not the client
+        if self._reading_paused or self.held():  # the broker pauses it, not the client
             self._frame_since = self.seen = now
             return False
         return now - self.seen > limit or received < (now - self._frame_since - limit) * MIN_RATE
 
     def abort(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
     @property
     def idle(self) -> bool:

@@ -50,7 +50,7 @@ class FramedServer:
         self._certificate = certificate
         self._asks_for_tokens = verifier is not None
         self.memory = memory or RequestMemory()
-        self._connections: set[FramedConnection] = set()
+        self.connections: set[FramedConnection] = set()
         self._ended = asyncio.Event()  # a connection has ended
         self._server: Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -65,7 +65,7 @@ class FramedServer:
         metrics.gauge(
             f"{prefix}_connections",
             f"Open {self.name} connections",
-            read=lambda: len(self._connections),
+            read=lambda: len(self.connections),
         )
         metrics.gauge(
             f"{prefix}_received_bytes",
@@ -112,31 +112,31 @@ class FramedServer:
         self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.finish()
         try:
             async with asyncio.timeout(timeout):
-                while self._connections:
+                while self.connections:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
             self._log.warning(
-                "%d connections were closed with requests in flight", len(self._connections)
+                "%d connections were closed with requests in flight", len(self.connections)
             )
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
         self._server = None
 
     def opened(self, connection: FramedConnection) -> bool:
         """Register a connection; return False if there are too many."""
-        if len(self._connections) >= self._settings.max_connections or self._server is None:
+        if len(self.connections) >= self._settings.max_connections or self._server is None:
             self._refused.add()
             return False
-        self._connections.add(connection)
+        self.connections.add(connection)
         return True
 
     def lost(self, connection: FramedConnection) -> None:
-        self._connections.discard(connection)
+        self.connections.discard(connection)
         self._ended.set()
 
     def _sweep(self) -> None:
@@ -144,7 +144,7 @@ class FramedServer:
         loop = asyncio.get_running_loop()
         settings = self._settings
         now = loop.time()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             if (
                 settings.idle_timeout
                 and now - connection.seen > settings.idle_timeout

@@ -14,18 +14,18 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.contract import operations
 from penstock.monitor import StateMetrics
 from penstock.monitor.audit import Audit
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
-from penstock.wire.addresses import listening
+from penstock.wire.addresses import TITLES, listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
-from penstock.wire.http.api.audit import AuditApi
+from penstock.wire.framed_server import FramedServer
 from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.export import ExportApi
@@ -33,19 +33,18 @@ from penstock.wire.http.api.inspect import InspectApi
 from penstock.wire.http.api.mending import MendingApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
 from penstock.wire.http.api.pipelines import PipelinesApi
-from penstock.wire.http.api.queues import queue_apis
+from penstock.wire.http.api.queues import queue_routes
 from penstock.wire.http.api.records import RecordsApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
 from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.telemetry import TelemetryApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
-from penstock.wire.http.api.topic_moves import TopicMovesApi
 from penstock.wire.http.api.topics import TopicsApi
 from penstock.wire.http.audit import recording
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
 from penstock.wire.http.openapi import DocsApi
-from penstock.wire.http.routes import HttpRoute, Router, routes_of
+from penstock.wire.http.routes import Api, HttpRoute, Router, calling, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
@@ -53,10 +52,9 @@ from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificates
 from penstock.wire.websocket import WebsocketServer
 
-if TYPE_CHECKING:
-    from penstock.wire.kafka import KafkaServer
-
 log = logging.getLogger("penstock.wire")
+
+TopicServer = FramedServer | WebsocketServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +103,7 @@ class Listeners:
         self._broker = broker
         self._worker = worker
         self._http: HttpServer | None = None
-        self._tcp: TcpServer | None = None
-        self._kafka: KafkaServer | None = None
-        self._websocket: WebsocketServer | None = None
+        self._servers: dict[str, TopicServer] = {}  # by section of the configuration
         self._private: HttpServer | None = None  # for the other processes of this broker
         # None: authentication is off
         self._verifier = verifier_of(broker.config.auth, broker.metrics)
@@ -144,19 +140,16 @@ class Listeners:
     @property
     def addresses(self) -> dict[str, str]:
         """Map the name of each listener to its address."""
-        config, addresses = self._broker.config, {}
-        if self._http:
-            addresses["HTTP"] = self._http.url
-        if self._tcp:
-            scheme = "tls" if self.certificates.tcp else "tcp"
-            addresses["TCP"] = f"{scheme}://{config.tcp_server.host}:{self._tcp.port}"
-        if self._kafka:
-            addresses["Kafka"] = f"{config.kafka_server.host}:{self._kafka.port}"
-        if self._websocket:
-            scheme = "wss" if self.certificates.websocket else "ws"
-            addresses["WebSocket"] = (
-                f"{scheme}://{config.websocket_server.host}:{self._websocket.port}"
-            )
+        addresses = {"HTTP": self._http.url} if self._http else {}
+        for section, server in self._servers.items():
+            plain, with_tls, certificate = {
+                "tcp_server": ("tcp://", "tls://", self.certificates.tcp),
+                "kafka_server": ("", "", self.certificates.kafka),
+                "websocket_server": ("ws://", "wss://", self.certificates.websocket),
+            }[section]
+            host = getattr(self._broker.config, section).host
+            scheme = with_tls if certificate else plain
+            addresses[TITLES[section]] = f"{scheme}{host}:{server.port}"
         return addresses
 
     async def start(self) -> None:
@@ -180,36 +173,8 @@ class Listeners:
                 await self._http.start()
         if self.sockets:
             await self._start_private(self.sockets)
-        if broker.logs and config.tcp_server.enabled:
-            tcp = TcpServer(
-                config.tcp_server,
-                broker.logs.topics,
-                broker.logs.groups,
-                broker.metrics,
-                verifier=self._verifier if config.auth.tcp == "token" else None,
-                certificate=self.certificates.tcp,
-                memory=self._memory,
-            )
-            tcp.commands.record = self._audit.record
-            with listening("tcp_server", config.tcp_server):
-                await tcp.start()
-            self._tcp = tcp  # its address is known from here on
-        if broker.logs and config.kafka_server.enabled:
-            await self._start_kafka(broker.logs.topics, broker.logs.groups)
-        if broker.logs and config.websocket_server.enabled:
-            websocket = WebsocketServer(
-                config.websocket_server,
-                broker.logs.topics,
-                self._feeds,
-                broker.metrics,
-                tls=self.certificates.websocket.context if self.certificates.websocket else None,
-                verifier=self._verifier,
-                origins=self._origins,
-                memory=self._memory,
-            )
-            with listening("websocket_server", config.websocket_server):
-                await websocket.start()
-            self._websocket = websocket
+        if broker.logs:
+            await self._start_topics(broker.logs.topics, broker.logs.groups)
         if self.certificates.all:
             self.certificates.start()
             broker.metrics.gauge(
@@ -219,24 +184,52 @@ class Listeners:
                 merge="max",
             )
 
-    async def _start_kafka(self, topics: TopicStore, groups: Groups) -> None:
-        # Imported here: the schemas take 10 MiB.
-        from penstock.wire.kafka import KafkaServer
+    async def _start_topics(self, topics: TopicStore, groups: Groups) -> None:
+        config, metrics, certificates = self._broker.config, self._broker.metrics, self.certificates
+        if config.tcp_server.enabled:
+            tcp = TcpServer(
+                config.tcp_server,
+                topics,
+                groups,
+                metrics,
+                verifier=self._verifier if config.auth.tcp == "token" else None,
+                certificate=certificates.tcp,
+                memory=self._memory,
+            )
+            tcp.commands.record = self._audit.record
+            await self._open("tcp_server", tcp)
+        if config.kafka_server.enabled:
+            # Imported here: the schemas take 10 MiB.
+            from penstock.wire.kafka import KafkaServer
 
-        config = self._broker.config
-        kafka = KafkaServer(
-            config.kafka_server,
-            topics,
-            groups,
-            self._broker.metrics,
-            verifier=self._verifier,
-            certificate=self.certificates.kafka,
-            memory=self._memory,
-        )
-        kafka.record_changes(self._audit.record)
-        with listening("kafka_server", config.kafka_server):
-            await kafka.start()
-        self._kafka = kafka
+            kafka = KafkaServer(
+                config.kafka_server,
+                topics,
+                groups,
+                metrics,
+                verifier=self._verifier,
+                certificate=certificates.kafka,
+                memory=self._memory,
+            )
+            kafka.record_changes(self._audit.record)
+            await self._open("kafka_server", kafka)
+        if config.websocket_server.enabled:
+            websocket = WebsocketServer(
+                config.websocket_server,
+                topics,
+                self._feeds,
+                metrics,
+                tls=certificates.websocket.context if certificates.websocket else None,
+                verifier=self._verifier,
+                origins=self._origins,
+                memory=self._memory,
+            )
+            await self._open("websocket_server", websocket)
+
+    async def _open(self, section: str, server: TopicServer) -> None:
+        with listening(section, getattr(self._broker.config, section)):
+            await server.start()
+        self._servers[section] = server  # its address is known from here on
 
     async def stop(
         self, patience: float, delay: float = 0.0, others: Awaitable[None] | None = None
@@ -254,8 +247,7 @@ class Listeners:
         self.certificates.stop()
         if self._broker.logs:  # answer members that wait for a rebalance
             self._broker.logs.groups.assigned.stop()
-        every = (self._http, self._tcp, self._kafka, self._websocket)
-        servers = [server for server in every if server]
+        servers = [*([self._http] if self._http else []), *self._servers.values()]
         await asyncio.gather(*(server.stop(patience) for server in servers))
         if stopping:
             await stopping
@@ -279,8 +271,8 @@ class Listeners:
             rest = HttpRoute(
                 "*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC
             )
-            return Router([*routes_of(*queue_apis(self._broker)), rest], protect, trail)
-        router = Router(self._owner_routes(), protect, trail)
+            return Router([*queue_routes(self._broker), rest], protect, trail)
+        router = Router(self.owner_routes(), protect, trail)
         router.extend(routes_of(DocsApi(router, guard)))
         return router
 
@@ -289,33 +281,47 @@ class Listeners:
         """Return the Console, which the public port and the workers' socket share."""
         return ConsoleApi(self._broker, authentication=self._verifier is not None)
 
-    def _owner_routes(self) -> list[HttpRoute]:
+    def owner_routes(self) -> list[HttpRoute]:
         broker, logs = self._broker, self._broker.logs
         workers = self.sockets.all_workers() if self.sockets else []
         assert self._state is not None
-        apis = [
-            SystemApi(broker, self._state, lambda: self.addresses, workers),
-            *queue_apis(broker),
+        system = SystemApi(broker, self._state, lambda: self.addresses, workers)
+        apis: list[Api] = [
             BuffersApi(broker.buffer),
             self._console,
             InspectApi(broker.queues),
             MendingApi(broker.queues),
-            AuditApi(self._audit),
             self._tasks,
+        ]
+        direct = [
+            calling(operations.GET_BUFFER, broker.buffer.report),
+            calling(operations.LIST_CHANGES, self._audit.page),
+            calling(operations.LIST_TASKS, self._tasks.tasks.all),
+            calling(operations.GET_TASK, self._tasks.tasks.get),
+            calling(operations.CANCEL_TASK, self._tasks.tasks.cancel),
         ]
         if logs:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
-            apis.append(TopicMovesApi(logs.moves))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(RecordsApi(logs.topics, logs.groups))
             apis.append(PipelinesApi(logs.pipelines, logs.topics))
+            direct += [
+                calling(operations.MOVE_TOPIC, logs.moves.begin),
+                calling(operations.GET_TOPIC_MOVE, logs.moves.status),
+            ]
         else:
             apis.append(NoTopicsApi())
         if broker.exports:
             apis.append(ExportApi(broker.exports))
             max_body = broker.config.http_server.max_body
             apis.append(TelemetryApi(broker.exports, broker.pool, max_body))
-        return [*routes_of(*apis), *console_routes()]
+        return [
+            *routes_of(system),
+            *queue_routes(broker),
+            *routes_of(*apis),
+            *direct,
+            *console_routes(),
+        ]
 
     async def _start_private(self, sockets: SocketPaths) -> None:
         """Listen for the other processes of this broker."""

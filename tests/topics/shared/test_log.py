@@ -321,6 +321,18 @@ async def test_ten_thousand_topics_are_served_and_appended_to_together(database_
         appended = await asyncio.gather(*(log.append([b"x"]) for log in logs if log is not None))
         assert [one.first_offset for one in appended] == [0] * 500
         assert len(await values(logs[-1])) == 1  # type: ignore[arg-type]
+        before = await transactions(database_url)
+        assert await topics.mover.step()
+        assert await transactions(database_url) - before < 1000  # not one for each topic
+
+
+async def transactions(url: str) -> int:
+    """How many transactions the server has given a number, that is, have written something."""
+    connection = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval("SELECT txid_current()"))
+    finally:
+        await connection.close()
 
 
 async def test_a_broker_that_stops_answers_what_is_queued(database_url: str) -> None:

@@ -29,7 +29,7 @@ HEAD = b"POST /echo HTTP/1.1\r\nHost: t\r\n"
 
 
 def connection_of(server: HttpServer) -> HttpConnection:
-    (connection,) = server._state.connections
+    (connection,) = server.state.connections
     return connection
 
 
@@ -241,13 +241,13 @@ async def test_a_client_that_pipelines_and_does_not_read_stops_being_served_and_
         flood = get("/big", "X-Pad: " + "x" * 2000) * 100
         sending = asyncio.ensure_future(_send_all(wire, flood, 500))
         connection = connection_of(server)
-        await eventually(lambda: connection._paused)
+        await eventually(lambda: connection.paused)
         before = called
         most = 0
         for _ in range(20):
             most = max(
                 most,
-                connection._output.transport.get_write_buffer_size() + len(connection.rest),
+                connection.output.transport.get_write_buffer_size() + len(connection.rest),
             )
             await asyncio.sleep(0.01)
         assert called == before < 1000, "requests were answered although nobody reads"
@@ -276,7 +276,7 @@ async def test_a_slow_handler_holds_back_what_is_pipelined_behind_it_within_a_bo
         wire.send(get("/slow"))
         sending = asyncio.ensure_future(_send_all(wire, post("/echo", b"x" * 1000) * 100, 100))
         connection = connection_of(server)
-        await eventually(lambda: connection._paused)
+        await eventually(lambda: connection.paused)
         assert len(connection.rest) < 1_000_000
         assert not sending.done()
         release.set()
@@ -544,7 +544,7 @@ async def test_all_bodies_that_are_arriving_have_a_common_bound(chunked: bool) -
     start = CHUNKED + b"7A120\r\n" if chunked else HEAD + b"Content-Length: 500000\r\n\r\n"
     end = b"x\r\n0\r\n\r\n" if chunked else b"x"
     async with serving(ECHO, max_body=600_000, max_bodies=1_010_000) as server:
-        memory = server._state.memory
+        memory = server.state.memory
         async with (
             connected(server) as one,
             connected(server) as two,
@@ -584,10 +584,10 @@ async def test_a_large_body_counts_until_its_request_is_answered(client_stays: b
         return json_response("done")
 
     async with serving(HttpRoute("POST", "/slow", slow)) as server:
-        memory = server._state.memory
+        memory = server.state.memory
         async with connected(server) as wire:
             wire.send(post("/slow", b"x" * 3_000_000))
-            await eventually(lambda: memory.total >= 3_000_000 and server._state.running)
+            await eventually(lambda: memory.total >= 3_000_000 and server.state.running)
             if client_stays:
                 release.set()
                 assert (await wire.reply()).status == 200
@@ -613,7 +613,7 @@ async def test_a_stream_that_answers_a_large_body_gives_its_bytes_back() -> None
 
     async with talking(HttpRoute("POST", "/stream", stream)) as (server, wire):
         assert (await wire.ask(post("/stream", b"x" * 3_000_000))).body == b"piece"
-        assert server._state.memory.total == 0
+        assert server.state.memory.total == 0
 
 
 async def test_unpacked_bodies_count_as_well() -> None:
@@ -634,21 +634,21 @@ async def test_unpacked_bodies_count_as_well() -> None:
         ):
             for count, wire in enumerate((one, two), 1):
                 wire.send(packed)
-                await eventually(lambda: server._state.memory.total == count * 600_000)  # noqa: B023
+                await eventually(lambda: server.state.memory.total == count * 600_000)  # noqa: B023
             reply = await three.ask(packed)
             assert (reply.status, reply.headers["retry-after"]) == (503, "1")
             release.set()
             assert [(await wire.reply()).status for wire in (one, two)] == [200, 200]
-        assert server._state.memory.total == 0
+        assert server.state.memory.total == 0
 
 
 async def test_half_an_empty_line_before_a_request_is_not_the_start_of_its_head() -> None:
     async with talking(ECHO) as (server, wire):
         connection = connection_of(server)
         wire.send(b"\r")
-        await eventually(lambda: connection._partial is not None)
+        await eventually(lambda: connection.partial is not None)
         wire.send(b"\n")
         # else the time for the headers of the next request would have begun already
-        await eventually(lambda: connection._partial is None)
+        await eventually(lambda: connection.partial is None)
         wire.send(post("/echo", b"x"))
         assert (await wire.reply()).body == b"x"

@@ -355,12 +355,12 @@ async def test_every_answer_is_counted_by_route_and_status() -> None:
 
 async def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_parsed_once() -> None:
     async with talking(HttpRoute("GET", "/q", args, query=Page)) as (server, wire):
-        cache = server._state.cache
+        cache = server.state.cache
         for start in range(0, 10_000, 100):
             wire.send(b"".join(get(f"/q?limit={number}") for number in range(start, start + 100)))
             result = [json.loads((await wire.reply()).body)["limit"] for _ in range(100)]
             assert result == list(range(start, start + 100))
-            assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
+            assert len(cache.young) + len(cache.old) + len(cache.seen) <= 6144
         assert not cache.young, "a head that was seen once is not kept"
         for _ in range(2):
             await wire.ask(get("/q?limit=0"))
@@ -370,5 +370,5 @@ async def test_many_distinct_heads_do_not_grow_memory_and_repeated_ones_are_pars
         assert cache.young == kept
         for number in range(10_000):
             cache.get(get(f"/q?limit={number // 2}"))
-            assert len(cache.young) + len(cache._old) + len(cache._seen) <= 6144
+            assert len(cache.young) + len(cache.old) + len(cache.seen) <= 6144
         assert len(cache.young) > 0

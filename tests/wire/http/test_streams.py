@@ -69,12 +69,12 @@ async def test_a_stream_waits_for_a_client_that_does_not_read() -> None:
         wire.send(get("/s"))
         await wire.reader.readuntil(b"\r\n\r\n")
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        (connection,) = server._state.connections
-        await eventually(lambda: not connection._output.writable)
+        (connection,) = server.state.connections
+        await eventually(lambda: not connection.output.writable)
         before = written
         for _ in range(20):
             await asyncio.sleep(0.005)
-            assert connection._output.transport.get_write_buffer_size() < 1_000_000
+            assert connection.output.transport.get_write_buffer_size() < 1_000_000
         assert written == before
         wire.writer.transport.resume_reading()  # type: ignore[attr-defined]
         while written < before + 5_000_000:
@@ -101,7 +101,7 @@ async def test_a_stream_is_cancelled_when_the_client_goes_away(how: str) -> None
             {"close": wire.writer.close, "abort": wire.writer.transport.abort}[how]()
             async with asyncio.timeout(30):
                 await ended.wait()
-        await eventually(lambda: not server._state.running)
+        await eventually(lambda: not server.state.running)
 
 
 async def test_a_live_stream_ends_properly_at_once_when_the_server_stops() -> None:

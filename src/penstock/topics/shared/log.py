@@ -395,15 +395,10 @@ class SharedLog(AppendsThrough):
 
     async def catch_up(self, end: int) -> None:
         """Get what others appended up to `end`, for those who watch."""
-        while self.next_offset < end and not self.appends.deleted:
+        before = -1
+        while before < self.next_offset < end and not self.appends.deleted:
             before = self.next_offset
-            rows_end = await self._load_recent(before)
-            if rows_end <= before:
-                break
-
-    async def _load_recent(self, offset: int) -> int:
-        await self._load(offset, recent=True)
-        return self.next_offset
+            await self._load(before, recent=True)
 
     # Maintenance
 

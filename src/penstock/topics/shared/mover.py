@@ -1,6 +1,6 @@
 """Moves old ranges of shared logs to object storage, and applies retention.
 
-One broker at a time is at it: it holds a row for `HOLD_SECONDS` and extends that with every step.
+One broker at a time is at it: it holds a row for `HOLD_SECONDS` and extends that while it works.
 A broker that dies, or is frozen, loses the row to another one. Nothing depends on there being only
 one: a range is replaced in one transaction that finds all of its batches as they were, or does
 nothing.
@@ -20,6 +20,7 @@ objects are replaced by others, in the same way, when half of their bytes were n
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -43,6 +44,7 @@ from penstock.topics.shared.log import SharedLog
 log = logging.getLogger("penstock.topics.shared")
 
 HOLD_SECONDS = 60.0
+EXTEND_SECONDS = 10.0  # after which that is extended: not for each of ten thousand idle logs
 OBJECT_BYTES = 8 << 20
 RANGE_BYTES = 1 << 20  # of an object that one row stands for, which is read at a time
 MERGE_BYTES = 1 << 20  # a smaller object is written again, together with what follows it
@@ -116,6 +118,7 @@ class Mover:
         self._metrics = metrics
         self._name = uuid7().hex
         self.holding = False  # this broker is the one that moves
+        self._extend_at = 0.0  # monotonic
         self._ends: dict[int, int] = {}  # where logs were when everything old of them was moved
         self._task: asyncio.Task[None] | None = None
         self._lag = 0.0
@@ -157,9 +160,12 @@ class Mover:
                 log.warning("shared topics: nothing is moved for now: %s", error)
 
     async def _hold(self) -> bool:
-        self.holding = bool(await self._database.fetch(HOLD, self._name, HOLD_SECONDS))
-        if not self.holding:
-            self._ends.clear()
+        now = time.monotonic()
+        if not self.holding or now >= self._extend_at:
+            self.holding = bool(await self._database.fetch(HOLD, self._name, HOLD_SECONDS))
+            self._extend_at = now + EXTEND_SECONDS
+            if not self.holding:
+                self._ends.clear()
         return self.holding
 
     async def step(self) -> bool:
@@ -200,14 +206,14 @@ class Mover:
             self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
             if not await self._move(shared, rows) or not await self._hold():
                 return late
-        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
         if row["at"] is None:
             self._ends[shared.log_id] = end
         return late
 
     async def _range(self, shared: SharedLog) -> list[Any]:
         """The next batches for an object: the oldest in the database, if they are old enough."""
-        [row] = await self._database.browse("SELECT shared_head_start($1) AS at", shared.log_id)
+        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
         if row["at"] is None:
             return []
         rows: list[Any] = []

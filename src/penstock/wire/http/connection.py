@@ -57,18 +57,19 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class HttpConnection(asyncio.Protocol):
     __slots__ = (
-        "_address", "_body", "_dropped", "_eof", "_lingers_since", "_output", "_partial",
-        "_paused", "_request", "_seen", "_server", "_state", "_stream", "_watchers", "rest",
+        "_address", "_body", "_dropped", "_eof", "_lingers_since",
+        "_request", "_seen", "_server", "_state", "_stream", "_watchers",
+        "output", "partial", "paused", "rest",
     )  # fmt: skip
 
     def __init__(self, server: ServerState) -> None:
         self._server = server
-        self._output: ResponseOutput  # set by connection_made
+        self.output: ResponseOutput  # set by connection_made
         self._state = READY
         self.rest = b""  # bytes that wait: the start of a head, or pipelined requests
-        self._paused = False  # reading, because too much waits
+        self.paused = False  # reading, because too much waits
         self._eof = False  # the client will send no more
-        self._partial: Partial | None = None  # the head that is arriving; its bytes are in `rest`
+        self.partial: Partial | None = None  # the head that is arriving; its bytes are in `rest`
         self._body: IncomingBody | None = None  # until its request is answered
         self._request: Request | None = None  # that a handler is working on, while BUSY
         self._watchers: list[Callable[[], object]] = []  # of that request
@@ -81,7 +82,7 @@ class HttpConnection(asyncio.Protocol):
     # From the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._output = ResponseOutput(cast(asyncio.Transport, transport))
+        self.output = ResponseOutput(cast(asyncio.Transport, transport))
         server = self._server
         if len(server.connections) >= server.settings.max_connections:
             self._refuse(
@@ -89,12 +90,12 @@ class HttpConnection(asyncio.Protocol):
             )
             self._close()
             return
-        self._output.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self.output.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._seen = self._server.now
-        state, output = self._state, self._output
+        state, output = self._state, self.output
         if state == READY and output.writable:
             if self.rest:
                 data = self.rest + data
@@ -113,20 +114,20 @@ class HttpConnection(asyncio.Protocol):
                 output.transport.abort()
         elif state <= BUSY:
             self.rest += data
-            if len(self.rest) > _MAX_WAITING and not self._paused:
-                self._paused = True
+            if len(self.rest) > _MAX_WAITING and not self.paused:
+                self.paused = True
                 output.transport.pause_reading()
 
     def eof_received(self) -> bool:
         self._eof = True
-        transport = self._output.transport
+        transport = self.output.transport
         if self._state == BUSY:
             self._notify_watchers()
             if self._stream is not None:
                 transport.abort()
         elif self._state == BODY:
             self._refuse(RequestRefused(400, "The connection ended within the body"))
-        elif self._state == READY and self.rest and self._output.writable:
+        elif self._state == READY and self.rest and self.output.writable:
             self._refuse(RequestRefused(400, "The connection ended within the headers"))
         elif self._state != READY or not self.rest:
             self._close()
@@ -136,7 +137,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self._state = CLOSED
         self.rest = b""
-        self._partial = None
+        self.partial = None
         if self._request is None:  # else its handler still has the body
             self._release_body()
         server = self._server
@@ -148,11 +149,11 @@ class HttpConnection(asyncio.Protocol):
             server.drained.set()
 
     def pause_writing(self) -> None:
-        self._output.writable = False
-        self._output.watch_progress(self._server.now)
+        self.output.writable = False
+        self.output.watch_progress(self._server.now)
 
     def resume_writing(self) -> None:
-        self._output.writable = True
+        self.output.writable = True
         if self._stream is not None:
             self._stream.resume()
         if self._state == READY:
@@ -164,7 +165,7 @@ class HttpConnection(asyncio.Protocol):
         """Answer the requests in `data`, which begins where a request begins; what cannot be
         answered yet waits.
         """
-        cache, output = self._server.cache, self._output
+        cache, output = self._server.cache, self.output
         start, size = 0, len(data)
         while start < size:
             end = data.find(b"\r\n\r\n", start) + 4
@@ -184,8 +185,8 @@ class HttpConnection(asyncio.Protocol):
                 except RequestRefused as refused:
                     self._refuse(refused)
                     return
-            if self._partial is not None:
-                self._partial = None
+            if self.partial is not None:
+                self.partial = None
             start = end + head.length
             if head.length == 0:
                 body = b""
@@ -214,13 +215,13 @@ class HttpConnection(asyncio.Protocol):
         if type(answer) is Response:
             return self._send(head, answer)
         self._wait_for(request, answer)
-        return self._state == READY and self._output.writable
+        return self._state == READY and self.output.writable
 
     def _wait_for_head(self, rest: bytes) -> None:
         while rest.startswith(b"\r\n"):
             rest = rest[2:]
         if not rest:
-            self._partial = None
+            self.partial = None
             if self._eof:
                 self._close()
             return
@@ -229,9 +230,9 @@ class HttpConnection(asyncio.Protocol):
                 raise self._header_too_large()
             if self._eof:
                 raise RequestRefused(400, "The connection ended within the headers")
-            if self._partial is None:
-                self._partial = Partial(self._seen)
-            self._partial.feed(rest)
+            if self.partial is None:
+                self.partial = Partial(self._seen)
+            self.partial.feed(rest)
         except RequestRefused as refused:
             self._refuse(refused)
             return
@@ -242,7 +243,7 @@ class HttpConnection(asyncio.Protocol):
         return RequestRefused(431, f"The headers are larger than the limit of {limit} bytes")
 
     def _begin_body(self, head: HttpHead, data: bytes) -> bytes | None:
-        self._output.flush()
+        self.output.flush()
         try:
             precheck = head.endpoint.precheck
             if precheck is not None and (refusal := precheck(head)) is not None:
@@ -254,7 +255,7 @@ class HttpConnection(asyncio.Protocol):
             return None
         self._state = BODY
         if head.expects_continue and not data:
-            self._output.transport.write(_CONTINUE)
+            self.output.transport.write(_CONTINUE)
         rest = self._take_body(data)
         if rest is None and self._state == BODY and self._eof:
             self._refuse(RequestRefused(400, "The connection ended within the body"))
@@ -287,7 +288,7 @@ class HttpConnection(asyncio.Protocol):
         rest, self.rest = self.rest, b""
         if rest or self._eof:
             self._serve(rest)
-            self._output.flush()
+            self.output.flush()
         if len(self.rest) <= _MAX_WAITING:
             self._resume_reading()
 
@@ -297,15 +298,15 @@ class HttpConnection(asyncio.Protocol):
             self._body = None
 
     def _resume_reading(self) -> None:
-        if self._paused and self._state != CLOSED:
-            self._paused = False
-            self._output.transport.resume_reading()
+        if self.paused and self._state != CLOSED:
+            self.paused = False
+            self.output.transport.resume_reading()
 
     # Answers
 
     def _send(self, head: HttpHead, response: Response) -> bool:
         """Write an answer; whether the next request may be served at once."""
-        server, output = self._server, self._output
+        server, output = self._server, self.output
         try:
             if (
                 head.plain
@@ -335,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
         close = not head.keep_alive or self._server.draining
         start = self._server.encoder.head(head, response, close)
         bodiless = head.method == "HEAD" or response.status in (204, 304)
-        self._output.write_message(start, b"" if bodiless else response.body)
+        self.output.write_message(start, b"" if bodiless else response.body)
         if close:
             self._close()
 
@@ -367,13 +368,13 @@ class HttpConnection(asyncio.Protocol):
             head = self._body.head
         head = head or refused.head
         response = refusal_response(head, refused.status, str(refused), refused.headers)
-        self._output.flush()
-        self._output.write_message(
+        self.output.flush()
+        self.output.write_message(
             self._server.encoder.head(head, response, close=True), response.body
         )
         self._server.refused.add(1, str(refused.status))
         self.rest = b""
-        self._partial = None
+        self.partial = None
         self._release_body()
         if self._eof:
             self._close()
@@ -382,21 +383,21 @@ class HttpConnection(asyncio.Protocol):
         # answer on its way.
         self._state = LINGER
         self._seen = self._lingers_since = self._server.now
-        if self._output.transport.can_write_eof():
-            self._output.transport.write_eof()
+        if self.output.transport.can_write_eof():
+            self.output.transport.write_eof()
         self._resume_reading()
 
     def _close(self) -> None:
         if self._state != CLOSED:
-            self._output.flush()
+            self.output.flush()
             self._state = CLOSED
-            self._output.watch_progress(self._server.now)
-            self._output.transport.close()
+            self.output.watch_progress(self._server.now)
+            self.output.transport.close()
 
     # Handlers that take their time
 
     def _wait_for(self, request: Request, answer: Answer | Awaitable[Answer]) -> None:
-        output = self._output
+        output = self.output
         if output.hold or output.held:
             output.flush()
         self._state, self._request = BUSY, request
@@ -431,7 +432,7 @@ class HttpConnection(asyncio.Protocol):
             self._start_stream(request, answer)
         else:
             self._state, self._request = READY, None
-            if self._send(request.head, answer) and (self.rest or self._eof or self._paused):
+            if self._send(request.head, answer) and (self.rest or self._eof or self.paused):
                 self._serve_waiting()
 
     def _start_stream(self, request: Request, answer: StreamResponse) -> None:
@@ -445,9 +446,9 @@ class HttpConnection(asyncio.Protocol):
             if self._send(head, failure_response(error, request)):
                 self._serve_waiting()
             return
-        self._output.transport.write(start)
+        self.output.transport.write(start)
         server.requests.add(1, *server.labels(head.endpoint, answer.status))
-        self._stream = OutgoingStream(self._output, chunked=not head.http10, live=answer.live)
+        self._stream = OutgoingStream(self.output, chunked=not head.http10, live=answer.live)
         task = self._stream.start(answer.run if head.method != "HEAD" else None)
         server.running.add(task)
         task.add_done_callback(self._streamed)
@@ -456,7 +457,7 @@ class HttpConnection(asyncio.Protocol):
         """The stream has ended by itself, failed, or was cancelled: by us, because the client has
         gone or a live stream ends with the server.
         """
-        server, transport, request = self._server, self._output.transport, self._request
+        server, transport, request = self._server, self.output.transport, self._request
         server.running.discard(task)
         self._stream = self._request = None
         self._watchers.clear()
@@ -474,7 +475,7 @@ class HttpConnection(asyncio.Protocol):
             self._state = READY
             if not head.keep_alive or head.http10 or server.draining:
                 self._close()
-            elif self._output.writable:
+            elif self.output.writable:
                 self._serve_waiting()
 
     # What a request needs of its connection
@@ -500,7 +501,7 @@ class HttpConnection(asyncio.Protocol):
     @property
     def address(self) -> str:
         if not self._address:
-            peer = self._output.transport.get_extra_info("peername")
+            peer = self.output.transport.get_extra_info("peername")
             self._address = str(peer[0]) if isinstance(peer, tuple) else UNIX
         return self._address
 
@@ -513,11 +514,11 @@ class HttpConnection(asyncio.Protocol):
         if self._state == LINGER and (
             quiet > _LINGER_QUIET_SECONDS or now - self._lingers_since - slack > _LINGER_SECONDS
         ):
-            self._output.transport.abort()
-        elif not self._output.writable or self._state == CLOSED:
+            self.output.transport.abort()
+        elif not self.output.writable or self._state == CLOSED:
             self._cut_if_stuck(now, limits.send)
-        elif self._state == READY and self._partial is not None:
-            if now - self._partial.since - slack > limits.header:
+        elif self._state == READY and self.partial is not None:
+            if now - self.partial.since - slack > limits.header:
                 self._refuse(
                     RequestRefused(408, f"The headers did not arrive within {limits.header:g} s")
                 )
@@ -538,8 +539,8 @@ class HttpConnection(asyncio.Protocol):
                 )
 
     def _cut_if_stuck(self, now: float, limit: float) -> None:
-        if self._output.is_stuck(now, limit):
-            transport = self._output.transport
+        if self.output.is_stuck(now, limit):
+            transport = self.output.transport
             log.info(
                 "cut a client that took no bytes for %g s with %d bytes unsent: %s",
                 limit,
@@ -556,4 +557,4 @@ class HttpConnection(asyncio.Protocol):
             self._stream.task.cancel()
 
     def abort(self) -> None:
-        self._output.transport.abort()
+        self.output.transport.abort()

@@ -38,28 +38,28 @@ class HeadCache:
     in the query) leave nothing behind for the garbage collector to walk over.
     """
 
-    __slots__ = ("_old", "_route", "_seen", "young")
+    __slots__ = ("_route", "old", "seen", "young")
 
     def __init__(self, route: Callable[[HttpHead], None]) -> None:
         self._route = route  # sets endpoint and params
-        self._seen: set[bytes] = set()  # seen once
+        self.seen: set[bytes] = set()  # seen once
         self.young: dict[bytes, HttpHead] = {}  # used in this generation
-        self._old: dict[bytes, HttpHead] = {}  # used in the last one
+        self.old: dict[bytes, HttpHead] = {}  # used in the last one
 
     def get(self, raw: bytes) -> HttpHead:
-        head = self.young.get(raw) or self._old.get(raw)
+        head = self.young.get(raw) or self.old.get(raw)
         if head is None:
             head = parse(raw)
             self._route(head)
-            if raw not in self._seen:
-                if len(self._seen) >= _GENERATION:
-                    self._seen.clear()
+            if raw not in self.seen:
+                if len(self.seen) >= _GENERATION:
+                    self.seen.clear()
                 if len(raw) <= _LARGEST_CACHED:
-                    self._seen.add(raw)
+                    self.seen.add(raw)
                 return head
-            self._seen.discard(raw)
+            self.seen.discard(raw)
         if len(self.young) >= _GENERATION:
-            self._old, self.young = self.young, {}
+            self.old, self.young = self.young, {}
         self.young[raw] = head
         return head
 

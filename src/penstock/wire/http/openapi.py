@@ -1,8 +1,8 @@
 """The OpenAPI 3.1 document of the routes, from the same msgspec types that decode their queries and
 bodies.
 
-`document(routes)` is the document; `DocsApi` serves it at `/openapi.json` and `/docs`. It is made
-at the first request, when all routes are there, and kept.
+`document(routes)` is the document; `DocsApi` serves it at `/openapi.json`. It is made at the first
+request, when all routes are there, and kept. The Console's page `docs.html` shows it to people.
 """
 
 import re
@@ -191,7 +191,7 @@ def _problem(route: HttpRoute) -> dict[str, Any]:
 
 
 class DocsApi:
-    """`/openapi.json` and `/docs` for everything the router has by the time someone asks."""
+    """`/openapi.json` for everything the router has by the time someone asks."""
 
     tag = ""
 
@@ -200,25 +200,10 @@ class DocsApi:
         self._guard = guard
 
     @cached_property
-    def _document(self) -> dict[str, Any]:
-        return document(self._router.routes, guard=self._guard)
-
-    @cached_property
     def _json(self) -> Response:
-        return Response(200, msgspec.json.encode(self._document))
-
-    @cached_property
-    def _page(self) -> Response:
-        from penstock.wire.http.docs_page import POLICY, page  # half a MiB, imported on demand
-
-        policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
-        text = page(self._document).encode()
-        return Response(200, text, "text/html; charset=utf-8", policy)
+        made = document(self._router.routes, guard=self._guard)
+        return Response(200, msgspec.json.encode(made))
 
     @route("GET", "/openapi.json", hidden=True, page=True)
     def openapi(self, _: Request) -> Response:
         return self._json
-
-    @route("GET", "/docs", hidden=True, page=True)
-    def docs(self, _: Request) -> Response:
-        return self._page

@@ -25,6 +25,8 @@ parameters of the path; what may be missing is `| None`. What it returns is writ
 an empty answer, and a Response goes out as it is. A method that takes only the request and returns
 a Response is called directly: the routes that messages take are such.
 
+Where one call of an engine answers an operation, there is no method: `calling` makes the route.
+
 A misspelt property fails at import. Only the class itself is looked at: APIs do not inherit from
 each other. The list of all paths in one place is `/openapi.json`.
 """
@@ -114,7 +116,12 @@ class Api(Protocol):
         """The heading of its routes in the OpenAPI document."""
 
 
+A = TypeVar("A")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_FROM_OPERATION = (
+    *("summary", "tag", "query", "decode", "status", "role", "audit", "may_be_empty"),
+    "answer_type",
+)
 
 
 def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
@@ -135,27 +142,7 @@ def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
 
 def serves(operation: Operation[Any], **about: Any) -> Callable[[_Method], _Method]:
     """Declare that a method answers an operation of the contract."""
-    bodies = _kinds(operation.body)
-    given = {
-        name: getattr(operation, name)
-        for name in (
-            "summary",
-            "tag",
-            "query",
-            "decode",
-            "status",
-            "role",
-            "audit",
-            "may_be_empty",
-            "answer_type",
-        )
-    }
-    if operation.answer is NoneType:
-        given["status"] = 204 if operation.answer_type == "application/json" else 200
-    else:
-        given["answer"] = operation.answer
-    given |= {"body": bodies[0], "body_optional": NoneType in bodies}
-    given |= about
+    given = _said_by(operation) | about
 
     def declare(method: _Method) -> _Method:
         for path in reversed(operation.also):
@@ -163,6 +150,36 @@ def serves(operation: Operation[Any], **about: Any) -> Callable[[_Method], _Meth
         return route(operation.method, operation.path, **given)(method)
 
     return declare
+
+
+def calling(operation: Operation[A], call: Callable[..., A | Awaitable[A]]) -> HttpRoute:
+    """Return the route of an operation that `call` answers. It takes, in this order, the parameters
+    of the path, the query and the body, as far as the operation has them.
+    """
+    said = _said_by(operation)
+    parts = ["args"] * (operation.query is not None) + ["data"] * (operation.body is not None)
+
+    def arguments(request: Request) -> list[Any]:
+        return [*request.params.values(), *(getattr(request, part) for part in parts)]
+
+    handler = _writing(
+        said.get("answer"),
+        said["status"],
+        lambda request: call(*arguments(request)),
+        waits=iscoroutinefunction(call),
+    )
+    return HttpRoute(operation.method, operation.path, handler, **said)
+
+
+def _said_by(operation: Operation[Any]) -> dict[str, Any]:
+    """Return the fields of the route that an operation says."""
+    bodies = _kinds(operation.body)
+    given = {name: getattr(operation, name) for name in _FROM_OPERATION}
+    if operation.answer is NoneType:
+        given["status"] = 204 if operation.answer_type == "application/json" else 200
+    else:
+        given["answer"] = operation.answer
+    return given | {"body": bodies[0], "body_optional": NoneType in bodies}
 
 
 def routes_of(*apis: Api) -> list[HttpRoute]:
@@ -222,20 +239,31 @@ def _bound(declared: HttpRoute, method: Callable[..., Any]) -> Handler:
     if [*takes.values()] == [(Request,)] and returned != (None,) and all(map(_is_raw, returned)):
         return method  # it is a handler
     parts = [(name, _part(name)) for name in takes]
-    write, status = writer_of(declared.answer), declared.status
+
+    def call(request: Request) -> Any:
+        return method(**{name: part(request) for name, part in parts})
+
+    return _writing(declared.answer, declared.status, call, waits=iscoroutinefunction(method))
+
+
+def _writing(kind: Any, status: int, call: Callable[[Request], Any], *, waits: bool) -> Handler:
+    """Return a handler that writes what `call` returns, a `kind`; `waits`: `call` is a coroutine
+    function.
+    """
+    write = writer_of(kind)
 
     def written(result: Any) -> Answer:
         if isinstance(result, Answer):
             return result
         return EMPTY if result is None else json_response(write(result), status)
 
-    def call(request: Request) -> Answer:
-        return written(method(**{name: part(request) for name, part in parts}))
+    def call_now(request: Request) -> Answer:
+        return written(call(request))
 
     async def call_and_wait(request: Request) -> Answer:
-        return written(await method(**{name: part(request) for name, part in parts}))
+        return written(await call(request))
 
-    return call_and_wait if iscoroutinefunction(method) else call
+    return call_and_wait if waits else call_now
 
 
 def _part(name: str) -> Callable[[Request], Any]:

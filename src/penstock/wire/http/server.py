@@ -64,7 +64,7 @@ class HttpServer:
         self._binding = binding
         self._server: Server | None = None  # while it is started
         self._sweeper: asyncio.TimerHandle | None = None  # the next sweep
-        self._state = ServerState(
+        self.state = ServerState(
             router,
             settings,
             metrics=metrics if metrics is not None else Metrics(),
@@ -72,14 +72,14 @@ class HttpServer:
             origins=origins,
             memory=memory or RequestMemory(),
         )
-        self._interval = min(_MAX_SWEEP_SECONDS, *(limit / 4 for limit in self._state.limits))
+        self._interval = min(_MAX_SWEEP_SECONDS, *(limit / 4 for limit in self.state.limits))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._state.now = loop.time()
+        self.state.now = loop.time()
 
         def connection() -> HttpConnection:
-            return HttpConnection(self._state)
+            return HttpConnection(self.state)
 
         path = self._binding.unix_path
         if path is not None:
@@ -112,11 +112,11 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        return len(self._state.connections)
+        return len(self.state.connections)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        state = self._state
+        state = self.state
         state.now = now = loop.time()
         state.encoder.tick()
         for connection in list(state.connections):
@@ -125,7 +125,7 @@ class HttpServer:
 
     def drain(self) -> None:
         """Keep serving, and close every connection after its next answer."""
-        self._state.draining = True
+        self.state.draining = True
 
     async def stop(self, deadline: float = 10.0) -> None:
         """Stop accepting, finish requests in flight within `deadline` seconds, close the rest."""
@@ -133,7 +133,7 @@ class HttpServer:
             return
         self._server.close()
         self.drain()
-        state = self._state
+        state = self.state
         state.drained.clear()  # connections may have been opened since
         for connection in list(state.connections):
             connection.drain()

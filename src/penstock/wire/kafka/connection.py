@@ -47,13 +47,13 @@ class KafkaConnection(FramedConnection):
 
     @property
     def host(self) -> str:
-        peer = self._transport.get_extra_info("peername")
+        peer = self.transport.get_extra_info("peername")
         return str(peer[0]) if peer else ""
 
     @property
     def local_address(self) -> tuple[str, int]:
         """The address that the client has connected to."""
-        host, port, *_ = self._transport.get_extra_info("sockname")
+        host, port, *_ = self.transport.get_extra_info("sockname")
         return str(host), int(port)
 
     def frame_size(self, data: bytes | bytearray) -> int:
@@ -73,7 +73,7 @@ class KafkaConnection(FramedConnection):
                 self.end(TooLarge(f"a frame of {length} bytes; {self.max_frame} are allowed"))
                 return end
             stop = at + LENGTH.size + length
-            if stop > end or self._held():
+            if stop > end or self.held():
                 break
             self._run(view[at + LENGTH.size : stop])
             if self._closing:

@@ -68,8 +68,8 @@ EMPTY = bytes(16)
 
 
 class ProduceSlot(Slot):
-    """The answers to the PRODUCEs of one append, or (`count` 0) the answer to a PRODUCE_BATCH. The
-    commit fills it directly: there is no future, whose callback would cost a turn of the loop.
+    """The answers to the PRODUCEs of one append. The commit fills it directly: there is no future,
+    whose callback would cost a turn of the loop.
     """
 
     __slots__ = ("connection", "count")
@@ -84,24 +84,27 @@ class ProduceSlot(Slot):
         return self.data is not None
 
     def set_result(self, appended: Appended) -> None:
-        self.connection.fill(
-            self,
-            frames.produced(appended.first_offset, self.count)
-            if self.count
-            else _produced_batch(appended),
-        )
+        self.connection.fill(self, frames.produced(appended.first_offset, self.count))
 
     def set_exception(self, error: PenstockError) -> None:
-        self.connection.fill(self, failure(error, produce=True) * (self.count or 1))
+        self.connection.fill(self, failure(error, produce=True) * self.count)
 
 
-class ProducedRecords(ProduceSlot):
-    """The answer to a PRODUCE_RECORDS."""
+class BatchSlot(ProduceSlot):
+    """The answer to a PRODUCE_BATCH or a PRODUCE_RECORDS."""
 
-    __slots__ = ()
+    __slots__ = ("command",)
+
+    def __init__(self, connection: TcpConnection, command: Command, weight: int) -> None:
+        super().__init__(connection, 1, weight)
+        self.command = command
 
     def set_result(self, appended: Appended) -> None:
-        self.connection.fill(self, _produced_records(appended))
+        self.connection.fill(self, self.encode(appended))
+
+    def encode(self, appended: Appended) -> bytes:
+        packed = frames.BATCH_ANSWER.pack(appended.first_offset, appended.count)
+        return frames.answer(self.command, packed)
 
 
 class Commands:
@@ -243,39 +246,45 @@ class Commands:
         request = frames.read_batch(body.view)
         lengths, payloads = request.lengths, request.payloads
         producer = Producer(*request.producer) if request.producer is not None else None
-        if not len(lengths):
-            raise InvalidRequest("a batch has at least one record")
-        topic = self._topics.get(request.topic)
-        if topic is None:
-            self._create_and_append(
-                connection,
-                request.topic,
-                lambda created: created.append_arrays(lengths, payloads, producer),
-                _produced_batch,
-            )
-            return
-        slot = ProduceSlot(connection, 0, len(body.view))
-        topic.appends.enqueue_arrays(lengths, payloads, slot, producer)
-        connection.append(slot, topic)
+        self._append_batch(
+            BatchSlot(connection, Command.PRODUCE_BATCH, len(body.view)),
+            request.topic,
+            len(lengths),
+            lambda topic, slot: topic.appends.enqueue_arrays(lengths, payloads, slot, producer),
+            lambda topic: topic.append_arrays(lengths, payloads, producer),
+        )
 
     def produce_records(self, connection: TcpConnection, body: Body) -> None:
         request = frames.read_records(body.view)
         records = request.records
         producer = Producer(*request.producer) if request.producer is not None else None
-        if not records:
+        self._append_batch(
+            BatchSlot(connection, Command.PRODUCE_RECORDS, len(body.view)),
+            request.topic,
+            len(records),
+            lambda topic, slot: topic.appends.enqueue_records(records, slot, producer),
+            lambda topic: topic.append_records(records, producer),
+        )
+
+    def _append_batch(
+        self,
+        slot: "BatchSlot",
+        name: str,
+        count: int,
+        enqueue: Callable[[AnyLog, Promise], None],
+        append: "Callable[[AnyLog], asyncio.Future[Appended]]",
+    ) -> None:
+        """Append a batch as `enqueue` does, or to a topic that does not exist yet as `append`
+        does.
+        """
+        if not count:
             raise InvalidRequest("a batch has at least one record")
-        topic = self._topics.get(request.topic)
+        topic = self._topics.get(name)
         if topic is None:
-            self._create_and_append(
-                connection,
-                request.topic,
-                lambda created: created.append_records(records, producer),
-                _produced_records,
-            )
+            self._create_and_append(slot.connection, name, append, slot.encode)
             return
-        slot = ProducedRecords(connection, 0, len(body.view))
-        topic.appends.enqueue_records(records, slot, producer)
-        connection.append(slot, topic)
+        enqueue(topic, slot)
+        slot.connection.append(slot, topic)
 
     def _create_and_append(
         self,
@@ -545,15 +554,3 @@ def _fetch_answer(
         bytes.fromhex(topic.incarnation), first, following, topic.next_offset, count
     )
     return [head + fixed, columns, raw]
-
-
-def _produced_records(appended: Appended) -> bytes:
-    return frames.answer(
-        Command.PRODUCE_RECORDS, frames.BATCH_ANSWER.pack(appended.first_offset, appended.count)
-    )
-
-
-def _produced_batch(appended: Appended) -> bytes:
-    return frames.answer(
-        Command.PRODUCE_BATCH, frames.BATCH_ANSWER.pack(appended.first_offset, appended.count)
-    )

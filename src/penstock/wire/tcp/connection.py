@@ -114,7 +114,7 @@ class TcpConnection(FramedConnection):
                 if self._closing or self._discard:
                     return end
                 continue
-            if stop > end or self._held():
+            if stop > end or self.held():
                 break
             if command == Command.PRODUCE:
                 at = commands.produce(self, data, at, end)

@@ -74,7 +74,7 @@ class WebsocketServer:
         self._verifier = verifier  # None: authentication is off
         self._origins = origins
         self._learning: set[asyncio.Task[Identity]] = set()  # fetches of keys for tokens
-        self._sessions: dict[Session, Callable[[], None]] = {}  # what ends its keep-alive
+        self.sessions: dict[Session, Callable[[], None]] = {}  # what ends its keep-alive
         self._ended = asyncio.Event()  # a session has ended
         self._server: asyncio.Server | None = None
         self._refused = metrics.counter(
@@ -88,7 +88,7 @@ class WebsocketServer:
         metrics.gauge(
             "penstock_websocket_connections",
             "Open WebSocket connections",
-            read=lambda: len(self._sessions),
+            read=lambda: len(self.sessions),
         )
         metrics.gauge(
             "penstock_websocket_messages", "WebSocket messages received", read=lambda: self.received
@@ -121,21 +121,21 @@ class WebsocketServer:
         if self._server is None:
             return
         self._server.close()
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             session.finish()
         try:
             async with asyncio.timeout(timeout):
-                while self._sessions:
+                while self.sessions:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
-            log.warning("%d WebSocket connections were cut off", len(self._sessions))
-        for session in list(self._sessions):
+            log.warning("%d WebSocket connections were cut off", len(self.sessions))
+        for session in list(self.sessions):
             session.abort()
         self._server = None
 
     def _listener(self, request: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:
-        if len(self._sessions) >= self._settings.max_connections:
+        if len(self.sessions) >= self._settings.max_connections:
             self._refused.add()
             return _refusal(503, "too many connections")
         if self._origins is not None:
@@ -174,11 +174,11 @@ class WebsocketServer:
             task.exception()  # the client hears of it when it tries again
 
     def opened(self, session: Session) -> None:
-        self._sessions[session] = self.feeds.keep_alive.add(session)
+        self.sessions[session] = self.feeds.keep_alive.add(session)
 
     def lost(self, session: Session) -> None:
         self._ended.set()
-        stop = self._sessions.pop(session, None)
+        stop = self.sessions.pop(session, None)
         if stop is not None:
             stop()
 

@@ -86,7 +86,79 @@ def test_throughput_is_of_the_namespace_and_task_that_were_asked_for(api, queue)
         )
 
 
-def test_counts_agree_wherever_they_are_shown(api, broker, queue):
+SIX = ("total", "pending", "processing", "completed", "failed", "deadLetter")
+
+
+def counts(api, queue) -> dict[str, Any]:
+    """The six numbers of a queue of 60 messages; everything that shows them shows the same."""
+    about = api.get(f"status/queues/{queue}")
+    totals = about["totals"]
+    assert totals["messages"] == api.get(f"resources/queues/{queue}")["totals"]
+    (listed,) = [q for q in api.get("resources/queues")["queues"] if q["name"] == queue]
+    assert {name: listed["messages"][name] for name in totals["messages"]} == totals["messages"]
+    for name in ("total", "pending", "processing", "completed", "deadLetter"):
+        assert sum(row["stats"][name] for row in about["partitions"]) == totals[name], name
+    assert totals["deadLetter"] == api.get("dlq", queue=queue, limit=1)["total"]
+    (group,) = [g for g in api.get("consumer-groups") if g["queueName"] == queue]
+    check_group(group, totals)
+    check_console(api.get(f"queues/{queue}"), group, totals)
+    return {name: totals[name] for name in SIX} | {"dropped": group["dropped"]}
+
+
+def check_group(group: dict[str, Any], totals: dict[str, Any]) -> None:
+    """The list of groups says what the queue says."""
+    assert group["totalLag"] == totals["pending"] + totals["processing"]
+    assert (group["completed"], group["failed"]) == (totals["completed"], totals["failed"])
+    assert group["deadLetters"] == totals["deadLetter"]
+    ends = ("completed", "deadLetters", "dropped", "totalLag", "skipped")
+    assert sum(group[name] for name in ends) == 60
+    assert group["members"] == 1  # the one connection of this test, not the partitions
+    assert group["state"] == "Stable"
+
+
+def check_console(shown: dict[str, Any], group: dict[str, Any], totals: dict[str, Any]) -> None:
+    """The Console says what the queue and its group say."""
+    assert (shown["stored"], shown["deadLetters"]) == (totals["total"], totals["deadLetter"])
+    (mine,) = shown["groups"]
+    assert mine["name"] == ""  # not a group: queue mode
+    expected = {
+        "waiting": group["totalLag"],
+        "leased": totals["processing"],
+        "completed": totals["completed"],
+        "failed": totals["failed"],
+        "deadLetters": totals["deadLetter"],
+        "dropped": group["dropped"],
+        "skipped": group["skipped"],
+    }
+    assert {name: mine[name] for name in expected} == expected
+
+
+def metrics(api, queue) -> list[float | None]:
+    """Acknowledged, depth, dead letters, completed, failed, dropped."""
+    samples = api.client.get("/metrics.json").json()["metrics"]
+    mine, group = f'queue="{queue}"', f'queue="{queue}",group=""'
+    names = [
+        f'penstock_queue_acked_total{{{mine},status="completed"}}',
+        f"penstock_queue_depth{{{mine}}}",
+        f"penstock_queue_dead_letters{{{mine}}}",
+        *(
+            f"penstock_queue_group_{name}_total{{{group}}}"
+            for name in ("completed", "failed", "dropped")
+        ),
+    ]
+    return [samples.get(name) for name in names]
+
+
+def acknowledge(api, messages: list[dict[str, Any]], status: str) -> None:
+    acks = [
+        {key: m[key] for key in ("transactionId", "partitionId", "leaseId")}
+        | {"status": status, "error": "no"}
+        for m in messages
+    ]
+    api.post("ack/batch", {"acknowledgments": acks})
+
+
+def test_counts_agree_wherever_they_are_shown(api, queue):
     """As a new user would: sixty messages fail for good, some are put back, the rest is purged."""
     api.post("configure", {"queue": queue, "options": {"retryLimit": 0}})
     for partition in ("a", "b", "c"):
@@ -94,78 +166,23 @@ def test_counts_agree_wherever_they_are_shown(api, broker, queue):
     unread = api.get(f"queues/{queue}")  # nobody reads it yet: all of it waits
     assert (unread["waiting"], unread["groups"]) == (60, [])
     until(lambda: (api.get(f"queues/{queue}")["oldest"] or 0) > 0, 30, "the slow look")
-
-    def counts() -> dict[str, Any]:
-        """The six numbers; everything that shows them shows the same."""
-        about = api.get(f"status/queues/{queue}")
-        totals = about["totals"]
-        assert totals["messages"] == api.get(f"resources/queues/{queue}")["totals"]
-        (listed,) = [q for q in api.get("resources/queues")["queues"] if q["name"] == queue]
-        assert {name: listed["messages"][name] for name in totals["messages"]} == totals["messages"]
-        for name in ("total", "pending", "processing", "completed", "deadLetter"):
-            assert sum(row["stats"][name] for row in about["partitions"]) == totals[name], name
-        assert totals["deadLetter"] == api.get("dlq", queue=queue, limit=1)["total"]
-        (group,) = [g for g in api.get("consumer-groups") if g["queueName"] == queue]
-        assert group["totalLag"] == totals["pending"] + totals["processing"]
-        assert (group["completed"], group["failed"]) == (totals["completed"], totals["failed"])
-        assert group["deadLetters"] == totals["deadLetter"]
-        ends = ("completed", "deadLetters", "dropped", "totalLag", "skipped")
-        assert sum(group[name] for name in ends) == 60
-        assert group["members"] == 1  # the one connection of this test, not the partitions
-        assert group["state"] == "Stable"
-        shown = api.get(f"queues/{queue}")  # the Console
-        assert (shown["stored"], shown["deadLetters"]) == (totals["total"], totals["deadLetter"])
-        (mine,) = shown["groups"]
-        assert mine["name"] == ""  # not a group: queue mode
-        names = (
-            "waiting", "leased", "completed", "failed", "deadLetters", "dropped", "skipped",
-        )  # fmt: skip
-        assert [mine[name] for name in names] == [
-            *(group["totalLag"], totals["processing"], totals["completed"], totals["failed"]),
-            *(totals["deadLetter"], group["dropped"], group["skipped"]),
-        ]
-        six = ("total", "pending", "processing", "completed", "failed", "deadLetter")
-        return {name: totals[name] for name in six} | {"dropped": group["dropped"]}
-
-    def fail(messages: list[dict[str, Any]], status: str = "failed") -> None:
-        acks = [
-            {**{key: m[key] for key in ("transactionId", "partitionId", "leaseId")}}
-            | {"status": status, "error": "no"}
-            for m in messages
-        ]
-        api.post("ack/batch", {"acknowledgments": acks})
-
-    fail(api.pop(queue, batch=100, partitions=3))
+    acknowledge(api, api.pop(queue, batch=100, partitions=3), "failed")
     gone = {"total": 60, "pending": 0, "processing": 0, "completed": 0}
-    assert counts() == gone | {"failed": 60, "deadLetter": 60, "dropped": 0}
+    assert counts(api, queue) == gone | {"failed": 60, "deadLetter": 60, "dropped": 0}
     processed = sum(p["processed"] for p in api.get("status", queue=queue)["throughput"])
     assert processed == 0
     newest = api.get("dlq", queue=queue, limit=5)["messages"]
     for letter in newest:
         api.post("dlq/requeue", id=letter["dlqId"])
-    assert counts() == gone | {"pending": 5, "failed": 60, "deadLetter": 55, "dropped": 0}
+    requeued = {"pending": 5, "failed": 60, "deadLetter": 55, "dropped": 0}
+    assert counts(api, queue) == gone | requeued
     held = api.pop(queue, batch=3, partitions=3)
-    assert counts()["processing"] == 3
+    assert counts(api, queue)["processing"] == 3
     for _ in range(3):  # one message, acknowledged three times
-        fail(held, "completed")
+        acknowledge(api, held, "completed")
     assert len(api.pop(queue, batch=5, partitions=3, autoAck="true")) == 2
-    assert counts() == gone | {"completed": 5, "failed": 60, "deadLetter": 55, "dropped": 0}
+    assert counts(api, queue) == gone | requeued | {"pending": 0, "completed": 5}
     assert api.delete("dlq", queue=queue)["deleted"] == 55
-    assert counts() == gone | {"completed": 5, "failed": 60, "deadLetter": 0, "dropped": 55}
-
-    def metrics() -> list[float | None]:
-        """Acknowledged, depth, dead letters, completed, failed, dropped."""
-        samples = api.client.get("/metrics.json").json()["metrics"]
-        mine, group = f'queue="{queue}"', f'queue="{queue}",group=""'
-        names = [
-            f'penstock_queue_acked_total{{{mine},status="completed"}}',
-            f"penstock_queue_depth{{{mine}}}",
-            f"penstock_queue_dead_letters{{{mine}}}",
-            *(
-                f"penstock_queue_group_{name}_total{{{group}}}"
-                for name in ("completed", "failed", "dropped")
-            ),
-        ]
-        return [samples.get(name) for name in names]
-
-    until(lambda: metrics() == [5, 0, 0, 5, 60, 55], 30, "the metrics say the same")
+    purged = {"completed": 5, "failed": 60, "deadLetter": 0, "dropped": 55}
+    assert counts(api, queue) == gone | purged
+    until(lambda: metrics(api, queue) == [5, 0, 0, 5, 60, 55], 30, "the metrics say the same")

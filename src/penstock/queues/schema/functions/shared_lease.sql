@@ -24,18 +24,25 @@ BEGIN
    WHERE group_name = p_group AND log_id = p_log AND expires_at <= clock_timestamp() ORDER BY first_offset LIMIT 1;
   IF FOUND THEN
     first_offset := greatest(r.first_offset, o.committed);
-    end_offset := least(r.end_offset, first_offset + p_most);
+    stop := r.end_offset;
+  ELSE
+    first_offset := o.handed_out;
+  END IF;
+  IF first_offset >= stop THEN
+    first_offset := NULL;
+    RETURN;
+  END IF;
+  -- Offsets without records do not count: a failover may leave out millions.
+  SELECT b.base_offset INTO base FROM shared_batches b WHERE b.log_id = p_log AND b.last_offset >= first_offset
+   ORDER BY b.last_offset LIMIT 1;
+  SELECT greatest(base, max(g.gap_end)) INTO base FROM shared_gaps g WHERE g.log_id = p_log AND g.gap_start <= first_offset;
+  end_offset := least(greatest(first_offset, base) + p_most, stop);
+  IF r.lease_id IS NULL THEN
+    UPDATE shared_offsets SET handed_out = end_offset WHERE group_name = p_group AND log_id = p_log;
+  ELSE
     DELETE FROM shared_leases WHERE lease_id = r.lease_id;
     INSERT INTO shared_leases
     SELECT gen_random_uuid(), p_group, p_log, end_offset, r.end_offset, '', '-infinity' WHERE end_offset < r.end_offset;
-  ELSIF o.handed_out < stop THEN
-    SELECT b.base_offset INTO base FROM shared_batches b WHERE b.log_id = p_log AND b.last_offset >= o.handed_out
-     ORDER BY b.last_offset LIMIT 1;
-    first_offset := o.handed_out;
-    end_offset := least(greatest(first_offset, base) + p_most, stop);
-    UPDATE shared_offsets SET handed_out = end_offset WHERE group_name = p_group AND log_id = p_log;
-  ELSE
-    RETURN;
   END IF;
   INSERT INTO shared_leases VALUES
     (p_lease, p_group, p_log, first_offset, end_offset, p_member, clock_timestamp() + make_interval(secs => p_seconds));

@@ -49,7 +49,7 @@ DECLARE
   i int; rest int; claims int; tries int; got record; due timestamptz; outcome text;
 BEGIN
   -- The common case, for the pops of all groups at once: ordered partitions whose cursor has nothing but a position, of queues
-  -- that delay and drop nothing. The n-th pop of a group gets the n-th cursor that is due.
+  -- without an option that delays or drops messages (take_shared has the same condition below). The n-th pop of a group gets the n-th cursor that is due.
   RETURN QUERY
   WITH due AS MATERIALIZED (
     SELECT k.*, q.id AS queue_id, t + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END) AS expires_at

@@ -17,7 +17,11 @@ const TITLES = { leased: "leased, not acknowledged yet", retry: "waiting for ret
 /** What is worth saying about an event besides its name. */
 function about(event) {
   const why = event.kind === "requeued" ? died(event.why) : visible(event.why);
-  return html`${event.who ? html`<div>${event.kind === "leased" ? "lease " : "by "}<span class="mono">${visible(event.who)}</span></div>` : ""}
+  return html`${
+    event.who
+      ? html`<div>${event.kind === "leased" ? "lease " : "by "}<span class="mono">${visible(event.who)}</span></div>`
+      : ""
+  }
   ${event.attempts ? html`<div>${plural(event.attempts, "attempt")}</div>` : ""}
   ${why ? html`<div class="${event.kind === "trace" ? "" : "why"}">${why}</div>` : ""}
   ${event.until ? html`<small title="${moment(event.until)}">until ${clock(event.until)}</small>` : ""}`;

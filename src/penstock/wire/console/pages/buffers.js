@@ -46,16 +46,35 @@ export const buffers = {
     const mode = data.maintenanceMode ? "maintenance" : data.dbHealthy ? "direct" : "failover";
     return html`<h1>Buffers ${badge(mode)} <small>${MODES[mode]}</small></h1>
       <div class="tools">
-        ${button(context, "admin", "maintenance", data.maintenanceMode ? "Switch maintenance off" : "Switch maintenance on", { data: { on: !data.maintenanceMode } })}
+        ${button(
+          context,
+          "admin",
+          "maintenance",
+          data.maintenanceMode ? "Switch maintenance off" : "Switch maintenance on",
+          { data: { on: !data.maintenanceMode } },
+        )}
         ${data.failed ? button(context, "admin", "retry", `Retry ${plural(data.failed, "failed event")}`) : ""}
       </div>
       <div class="figures">
         ${figure("waiting events", count(data.pending))}${figure("replayed in", data.pending ? duration(data.drainSeconds) : "–")}
-        ${figure("replay", `${rate(data.replayRate)}/s`)}${figure("failed", bad(data.failed))}${figure("in quarantine", bad(data.quarantined))}
+        ${figure("replay", `${rate(data.replayRate)}/s`)}
+        ${figure("failed", bad(data.failed))}${figure("in quarantine", bad(data.quarantined))}
       </div>
-      ${table({ columns: KINDS, rows: ["failover", "qos0"].map((kind) => ({ kind, ...data[kind] })), key: (k) => k.kind, caption: "Buffers by kind", empty: "" })}
+      ${table({
+        columns: KINDS,
+        rows: ["failover", "qos0"].map((kind) => ({ kind, ...data[kind] })),
+        key: (k) => k.kind,
+        caption: "Buffers by kind",
+        empty: "",
+      })}
       <h2>Files</h2>
-      ${table({ columns: FILES, rows: data.files, key: (f) => f.name, caption: "Buffer files", empty: html`<p>No buffered events. Files appear while PostgreSQL is down, and for pushes with QoS 0.</p>` })}`;
+      ${table({
+        columns: FILES,
+        rows: data.files,
+        key: (f) => f.name,
+        caption: "Buffer files",
+        empty: html`<p>No buffered events. Files appear while PostgreSQL is down, and for pushes with QoS 0.</p>`,
+      })}`;
   },
   actions: {
     async maintenance(element, { data, say, refresh }) {

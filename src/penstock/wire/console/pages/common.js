@@ -22,7 +22,13 @@ export const filter = (query, what, name = "filter", words = null) =>
       aria-label="${what}"
       list="${words ? `words-${name}` : null}"
     />
-    ${words ? html`<datalist id="words-${name}">${[...new Set(words)].map((word) => html`<option value="${word}"></option>`)}</datalist>` : ""}`;
+    ${
+      words
+        ? html`<datalist id="words-${name}">
+            ${[...new Set(words)].map((word) => html`<option value="${word}"></option>`)}
+          </datalist>`
+        : ""
+    }`;
 
 const STATES = {
   running: "good",

@@ -31,6 +31,7 @@ const COLUMNS = [
   {
     name: "where",
     title: "Where",
+    kind: "whole",
     cell: (row) => html`<a href="#/queues/${encodeURIComponent(row.queue)}">${row.queue}</a>@${groupName(row.group)}`,
   },
   { name: "last", title: "Last", number: true, cell: (row) => since(row.last) },
@@ -155,7 +156,11 @@ function view(data, context) {
     ${
       data.letters.length
         ? html`<h2>
-              ${data.total > data.letters.length ? html`Newest <small>${count(data.letters.length)} of ${count(data.total)}</small>` : "One by one"}
+              ${
+                data.total > data.letters.length
+                  ? html`Newest <small>${count(data.letters.length)} of ${count(data.total)}</small>`
+                  : "One by one"
+              }
             </h2>
             ${table({
               columns: letters(context, data.letters),

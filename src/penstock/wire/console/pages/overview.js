@@ -151,14 +151,27 @@ export const overview = {
       <div class="figures">
         ${figure("pushed/s", rate(sample.pushed), sparkline(tail("pushed"), "pushed", "pushed per second"))}
         ${figure("delivered/s", rate(sample.delivered), sparkline(tail("delivered"), "delivered", "delivered per second"))}
-        ${figure(html`<span title="${WAITING}">waiting</span>`, count(sample.waiting), sparkline(tail("waiting"), "waiting", "waiting messages"))}
+        ${figure(
+          html`<span title="${WAITING}">waiting</span>`,
+          count(sample.waiting),
+          sparkline(tail("waiting"), "waiting", "waiting messages"),
+        )}
         ${figure("oldest waiting", age(now.oldest))}
-        ${figure("push → ack p50", latency ? duration(latency.p50) : "–", latency ? html`<small title="99 % of messages take no longer">p99 ${duration(latency.p99)}</small>` : "")}
+        ${figure(
+          "push → ack p50",
+          latency ? duration(latency.p50) : "–",
+          latency ? html`<small title="99 % of messages take no longer">p99 ${duration(latency.p99)}</small>` : "",
+        )}
       </div>
       <div class="cards">
         <div class="card">
           <h2>In and out, messages per second ${ranges(context, "15m")}</h2>
-          ${lines({ times, series: ["pushed", "delivered"].map((name) => ({ name, values: series[name] ?? [] })), title: "Messages per second", format: rate })}
+          ${lines({
+            times,
+            series: ["pushed", "delivered"].map((name) => ({ name, values: series[name] ?? [] })),
+            title: "Messages per second",
+            format: rate,
+          })}
         </div>
         ${ledger(now.ledger ?? [])}
       </div>

@@ -191,7 +191,11 @@ export const pipeline = {
       <div class="figures">
         ${figure("rows/s", rate(p.rows_per_second))} ${figure("rows", count(p.rows))} ${figure("lag", count(p.lag))}
         ${figure("last batch", p.batch < 0 ? "–" : duration(p.batch_ms / 1000))}
-        ${figure("behind", p.lag_seconds === null ? "–" : duration(p.lag_seconds), p.target_seconds === null ? "" : html`<small>at most ${duration(p.target_seconds)}</small>`)}
+        ${figure(
+          "behind",
+          p.lag_seconds === null ? "–" : duration(p.lag_seconds),
+          p.target_seconds === null ? "" : html`<small>at most ${duration(p.target_seconds)}</small>`,
+        )}
         ${p.state_rows ? figure("state", html`${count(p.state_rows)} <small>rows, ${size(p.state_bytes)}</small>`) : ""}
       </div>
       <h2>Graph</h2>

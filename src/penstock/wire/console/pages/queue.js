@@ -152,10 +152,25 @@ function partitions(data, context) {
     </div>`;
   return html`<div class="tools">
       ${filter(query, "Filter by name")}<select data-choice="group" aria-label="Group">
-        ${data.groups.map((g) => html`<option value="${g.name || QUEUE_MODE}" .selected="${g.name === chosenGroup(data, query) || query.group === (g.name || QUEUE_MODE)}">${title(g.name)}</option>`)}
+        ${data.groups.map(
+          (g) =>
+            html`<option
+              value="${g.name || QUEUE_MODE}"
+              .selected="${g.name === chosenGroup(data, query) || query.group === (g.name || QUEUE_MODE)}"
+            >
+              ${title(g.name)}
+            </option>`,
+        )}
       </select>
     </div>
-    ${table({ columns: PARTITIONS, rows: data.list.partitions, key: (p) => p.id, caption: "Partitions by lag", href: (p) => `${linkTo(data.name)}?tab=messages&partition=${encodeURIComponent(p.name)}`, empty: "No partition matches." })}
+    ${table({
+      columns: PARTITIONS,
+      rows: data.list.partitions,
+      key: (p) => p.id,
+      caption: "Partitions by lag",
+      href: (p) => `${linkTo(data.name)}?tab=messages&partition=${encodeURIComponent(p.name)}`,
+      empty: "No partition matches.",
+    })}
     ${pager(query, data.list.total, data.list.partitions.length, context)}`;
 }
 

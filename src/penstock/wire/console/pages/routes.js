@@ -84,7 +84,11 @@ export const routes = {
           ? "No route matches."
           : teach(
               "There is no route yet. A route sends the records of a topic or a queue to another system.",
-              `curl -X POST ${location.origin}/api/v1/routes -H 'Content-Type: application/json' -d '{"name": "lake", "source": {"topic": "orders"}, "destination": {"type": "http", "url": "https://example.com/in"}}'`,
+              `curl -X POST ${location.origin}/api/v1/routes -H 'Content-Type: application/json' -d '${JSON.stringify({
+                name: "lake",
+                source: { topic: "orders" },
+                destination: { type: "http", url: "https://example.com/in" },
+              })}'`,
             ),
       })}`;
   },
@@ -181,13 +185,31 @@ export const route = {
       </h1>
       <div class="tools">
         ${data.paused ? button(context, "admin", "resume", "Resume", { primary: true }) : button(context, "admin", "pause", "Pause")}
-        ${button(context, "admin", "drain", "Drain")}${data.deadLetters ? button(context, "admin", "replay", `Replay ${plural(data.deadLetters, "dead letter")}`) : ""}
+        ${button(context, "admin", "drain", "Drain")}${
+          data.deadLetters
+            ? button(context, "admin", "replay", `Replay ${plural(data.deadLetters, "dead letter")}`)
+            : ""
+        }
         ${button(context, "admin", "purge", "Purge", { danger: true })}${button(context, "admin", "delete", "Delete", { danger: true })}
       </div>
-      ${problem(data) ? html`<p class="problem">${visible(String(problem(data)))}${data.failingSince ? html` <small title="since ${moment(data.failingSince * 1000)}">for ${duration(Date.now() / 1000 - data.failingSince)}</small>` : ""}${data.triesAgainSeconds === null ? "" : html` <small>next attempt in ${duration(data.triesAgainSeconds)}</small>`}</p>` : ""}
+      ${
+        problem(data)
+          ? html`<p class="problem">
+              ${visible(String(problem(data)))}${
+                data.failingSince
+                  ? html` <small title="since ${moment(data.failingSince * 1000)}"
+                      >for ${duration(Date.now() / 1000 - data.failingSince)}</small
+                    >`
+                  : ""
+              }${data.triesAgainSeconds === null ? "" : html` <small>next attempt in ${duration(data.triesAgainSeconds)}</small>`}
+            </p>`
+          : ""
+      }
       <div class="figures">
-        ${figure("waiting records", count(waiting))}${figure("oldest", queue.records ? age(queue.oldestAgeSeconds) : "–")}${figure("batches/s out", rate(queue.batchesOutPerSecond))}
-        ${figure("drained in", eta(queue.drainEtaSeconds))}${figure("full in", eta(queue.timeToFullSeconds))}${figure("dead letters", bad(data.deadLetters))}
+        ${figure("waiting records", count(waiting))}
+        ${figure("oldest", queue.records ? age(queue.oldestAgeSeconds) : "–")}
+        ${figure("batches/s out", rate(queue.batchesOutPerSecond))} ${figure("drained in", eta(queue.drainEtaSeconds))}
+        ${figure("full in", eta(queue.timeToFullSeconds))}${figure("dead letters", bad(data.deadLetters))}
       </div>
       <div class="cards">
         <div class="card">

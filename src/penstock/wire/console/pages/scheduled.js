@@ -33,7 +33,10 @@ const columns = (context) => [
       html`<button data-action="show-scheduled" data-id="${m.transactionId}" data-partition="${m.partition}">
           Show
         </button>
-        ${button(context, "read_write", "cancel-scheduled", "Cancel", { danger: true, data: { id: m.transactionId, partition: m.partition } })}`,
+        ${button(context, "read_write", "cancel-scheduled", "Cancel", {
+          danger: true,
+          data: { id: m.transactionId, partition: m.partition },
+        })}`,
   },
 ];
 
@@ -52,11 +55,15 @@ export function scheduled(data, context) {
         ? "No delayed message in this partition."
         : teach(
             "No delayed message. Push one with a delay:",
-            `curl -X POST ${location.origin}/api/v1/push -H 'Content-Type: application/json' -d '${JSON.stringify({ items: [{ queue: data.name, payload: { id: 7 }, delay: 3600 }] })}'`,
+            `curl -X POST ${location.origin}/api/v1/push -H 'Content-Type: application/json' -d '${JSON.stringify({
+              items: [{ queue: data.name, payload: { id: 7 }, delay: 3600 }],
+            })}'`,
           ),
     })}
     <div class="pager">
-      ${context.query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← next due</a>` : ""}${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">later →</a>` : ""}
+      ${
+        context.query.cursor ? html`<a href="${context.withQuery({ cursor: "" })}">← next due</a>` : ""
+      }${list.next ? html`<a href="${context.withQuery({ cursor: list.next })}">later →</a>` : ""}
     </div>`;
 }
 

@@ -92,7 +92,8 @@ export const schedules = {
     const rows = data.schedules.filter((s) => `${s.name} ${s.queue}`.toLowerCase().includes(words));
     return html`<h1>Schedules</h1>
       <div class="tools">
-        ${filter(context.query, "Filter by name or queue")}${button(context, "read_write", "create", "Create a schedule", { primary: true })}
+        ${filter(context.query, "Filter by name or queue")}
+        ${button(context, "read_write", "create", "Create a schedule", { primary: true })}
       </div>
       ${table({
         columns: columns(context),
@@ -120,7 +121,13 @@ export const schedules = {
             ${schedule.nextRuns.map((at) => html`<li>${moment(time(at))}</li>`)}
           </ul>
           <h3>Last</h3>
-          ${table({ columns: RUNS, rows: schedule.lastRuns, key: (r) => r.transactionId + r.result, caption: "Last runs", empty: "No run yet." })}`,
+          ${table({
+            columns: RUNS,
+            rows: schedule.lastRuns,
+            key: (r) => r.transactionId + r.result,
+            caption: "Last runs",
+            empty: "No run yet.",
+          })}`,
       });
     },
     async create(_, { say, refresh }) {

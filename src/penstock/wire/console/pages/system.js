@@ -89,7 +89,13 @@ const about = ({ health }) =>
       </div>
     </div>
     <h2>Processes on this database</h2>
-    ${table({ columns: BROKERS, rows: live.now?.brokers ?? [], key: (b) => b.id, caption: "Processes on this database", empty: "Unknown." })}`;
+    ${table({
+      columns: BROKERS,
+      rows: live.now?.brokers ?? [],
+      key: (b) => b.id,
+      caption: "Processes on this database",
+      empty: "Unknown.",
+    })}`;
 
 const log = (data, { query }) =>
   html`<div class="tools">
@@ -98,13 +104,29 @@ const log = (data, { query }) =>
       </select>
       <small>of this process, since it started</small>
     </div>
-    ${table({ columns: LOG, rows: data.lines, key: (l) => `${l.at}${l.message}`, caption: "Recent log lines", empty: "No line of this level since the broker started." })}`;
+    ${table({
+      columns: LOG,
+      rows: data.lines,
+      key: (l) => `${l.at}${l.message}`,
+      caption: "Recent log lines",
+      empty: "No line of this level since the broker started.",
+    })}`;
 
 const audit = (data, context) =>
   html`<div class="tools">${filter(context.query, "Filter by who, what or object")}</div>
-    ${table({ columns: AUDIT, rows: data.entries, key: (e) => `${e.at}${e.action}${e.object}`, caption: "Who changed what", empty: context.query.filter ? "No entry matches." : "No changes yet. Creating, configuring, deleting, seeking, requeueing and similar actions are recorded here." })}
+    ${table({
+      columns: AUDIT,
+      rows: data.entries,
+      key: (e) => `${e.at}${e.action}${e.object}`,
+      caption: "Who changed what",
+      empty: context.query.filter
+        ? "No entry matches."
+        : "No changes yet. Creating, configuring, deleting, seeking, requeueing and similar actions are recorded here.",
+    })}
     <div class="pager">
-      ${context.query.before ? html`<a href="${context.withQuery({ before: "" })}">← newest</a>` : ""}${data.next ? html`<a href="${context.withQuery({ before: data.next })}">older →</a>` : ""}
+      ${
+        context.query.before ? html`<a href="${context.withQuery({ before: "" })}">← newest</a>` : ""
+      }${data.next ? html`<a href="${context.withQuery({ before: data.next })}">older →</a>` : ""}
     </div>`;
 
 function config(data, { query }) {

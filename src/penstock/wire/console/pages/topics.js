@@ -49,7 +49,8 @@ export const topics = {
     const { query } = context;
     return html`<h1>Topics</h1>
       <div class="tools">
-        ${filter(query, "Filter by name")}${button(context, "admin", "scrub", "Verify all segments")}${button(context, "read_write", "create", "Create a topic", { primary: true })}
+        ${filter(query, "Filter by name")} ${button(context, "admin", "scrub", "Verify all segments")}
+        ${button(context, "read_write", "create", "Create a topic", { primary: true })}
       </div>
       ${table({
         columns: COLUMNS,

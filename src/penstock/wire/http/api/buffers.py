@@ -26,10 +26,6 @@ class BuffersApi:
         self._buffer = buffer
         self._maintenance = buffer.maintenance
 
-    @serves(operations.GET_BUFFER)
-    def status(self) -> BufferStatus:
-        return self._buffer.report()
-
     @serves(operations.GET_MAINTENANCE)
     def maintenance(self) -> MaintenanceAnswer:
         return self._modes()
@@ -72,7 +68,7 @@ class BuffersApi:
     @serves(operations.REPLAY_BUFFER)
     def replay(self) -> BufferStatus:
         self._buffer.replay_now()
-        return self.status()
+        return self._buffer.report()
 
     @serves(operations.RETRY_FAILED_EVENTS)
     async def retry_failed(self) -> Retried:

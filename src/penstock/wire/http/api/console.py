@@ -23,7 +23,7 @@ from penstock.monitor.watched import WatchedQueue
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import of
 from penstock.wire.http.api.listing import page_of
-from penstock.wire.http.messages import Request, Stream, StreamResponse
+from penstock.wire.http.messages import Request, Response, Stream, StreamResponse
 from penstock.wire.http.routes import HttpRoute, route, serves
 from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
@@ -201,10 +201,14 @@ class ConsoleApi:
 
 
 def console_routes() -> list[HttpRoute]:
-    """The page itself. It is public: what it shows it asks for with the viewer's token."""
+    """The pages. They are public: what they show they ask for with the viewer's token."""
     directory = Path(str(files("penstock.wire.console")))
     policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
-    return static_routes("/console", directory, headers=policy, role=Role.PUBLIC)
+    docs = Response(302, b"", "", (("Location", "console/docs.html"),))
+    return [
+        *static_routes("/console", directory, headers=policy, role=Role.PUBLIC),
+        HttpRoute("GET", "/docs", lambda _: docs, hidden=True, page=True),
+    ]
 
 
 def _row(queue: WatchedQueue, sampler: Sampler) -> Queue:

@@ -2,8 +2,6 @@
 last.
 """
 
-import msgspec
-
 from penstock.contract import operations
 from penstock.contract.operation import Audited
 from penstock.contract.pipelines import (
@@ -22,8 +20,6 @@ from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
 from penstock.wire.http.routes import route, serves
 
-PIPELINE = "/api/v1/pipelines/{name}"
-
 
 class PipelinesApi:
     tag = "pipelines"
@@ -34,19 +30,19 @@ class PipelinesApi:
 
     @serves(operations.LIST_PIPELINES)
     def everything(self) -> PipelineList:
-        return PipelineList([_pipeline(one) for one in self._pipelines.all()])
+        return PipelineList(self._pipelines.all())
 
     @serves(operations.GET_PIPELINE)
     def one(self, name: str) -> PipelineStatus:
-        return _pipeline(self._pipelines.get(name))
+        return self._pipelines.get(name)
 
     @serves(operations.REPORT_PIPELINE)
     def report(self, name: str, body: PipelineReport) -> PipelineWish:
-        return PipelineWish(self._pipelines.put(name, msgspec.to_builtins(body)))
+        return self._pipelines.put(name, body)
 
     @serves(operations.STOP_PIPELINE)
     def stop(self, name: str) -> PipelineStatus:
-        return _pipeline(self._pipelines.ask_to_stop(name))
+        return self._pipelines.ask_to_stop(name)
 
     @serves(operations.FORGET_PIPELINE)
     def forget(self, name: str) -> None:
@@ -78,7 +74,3 @@ class PipelinesApi:
     async def compact(self, topic: str, body: CompactBody) -> Swapped:
         """Replace adjacent sealed segments with one that keeps only the given records."""
         return await self._topics.compact(topic, body.bases, body.keep, body.incarnation)
-
-
-def _pipeline(report: dict[str, object]) -> PipelineStatus:
-    return msgspec.convert(report, PipelineStatus)

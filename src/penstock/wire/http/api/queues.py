@@ -3,7 +3,14 @@
 `penstock.wire.queen` adds what only clients of Queen MQ use.
 """
 
+from functools import partial
+
 from penstock.broker import Broker
+from penstock.contract import operations
+from penstock.contract.messages import ScheduledMessages
+from penstock.contract.queries import ScheduledQuery
+from penstock.contract.schedules import ScheduleList
+from penstock.queues.engine import Queues
 from penstock.wire.http.api.analytics import AnalyticsApi
 from penstock.wire.http.api.configure import ConfigureApi
 from penstock.wire.http.api.consumers import ConsumersApi
@@ -11,12 +18,10 @@ from penstock.wire.http.api.deadletters import DeadLettersApi
 from penstock.wire.http.api.deliveries import DeliveriesApi
 from penstock.wire.http.api.groups import GroupsApi
 from penstock.wire.http.api.pushes import PushesApi
-from penstock.wire.http.api.scheduled import ScheduledApi
-from penstock.wire.http.api.schedules import SchedulesApi
 from penstock.wire.http.api.sinks import SinksApi
 from penstock.wire.http.api.stored import StoredApi
 from penstock.wire.http.api.transactions import TransactionsApi
-from penstock.wire.http.routes import Api
+from penstock.wire.http.routes import Api, HttpRoute, calling, routes_of
 from penstock.wire.queen.cluster import ClusterApi
 from penstock.wire.queen.groups import QueenGroupsApi
 from penstock.wire.queen.queues import QueenQueuesApi
@@ -24,9 +29,9 @@ from penstock.wire.queen.streams import StreamsApi
 from penstock.wire.queen.traces import TracesApi
 
 
-def queue_apis(broker: Broker) -> list[Api]:
+def queue_routes(broker: Broker) -> list[HttpRoute]:
     queues, buffer, presence = broker.queues, broker.buffer, broker.presence
-    return [
+    apis: list[Api] = [
         PushesApi(buffer, queues.settings.max_items),
         DeliveriesApi(queues),
         TransactionsApi(queues, buffer),
@@ -39,9 +44,34 @@ def queue_apis(broker: Broker) -> list[Api]:
         DeadLettersApi(queues),
         StoredApi(queues),
         TracesApi(queues),
-        ScheduledApi(queues.scheduled),
         AnalyticsApi(queues),
         ClusterApi(queues, presence),
         SinksApi(queues.sinks, buffer, queues.settings.max_items),
-        SchedulesApi(queues.schedules),
+    ]
+    return [*routes_of(*apis), *_direct_routes(queues)]
+
+
+def _direct_routes(queues: Queues) -> list[HttpRoute]:
+    """Return the routes of operations that one call of the engine answers."""
+    scheduled, schedules, messages = queues.scheduled, queues.schedules, queues.messages
+
+    async def list_scheduled(args: ScheduledQuery) -> ScheduledMessages:
+        queue, partition = args.queue or None, args.partition or None
+        return await scheduled.listing(queue, partition, args.limit, args.cursor)
+
+    async def list_schedules() -> ScheduleList:
+        return ScheduleList(await schedules.listing())
+
+    return [
+        calling(operations.GET_MESSAGE, messages.detail),
+        calling(operations.LIST_SCHEDULED, list_scheduled),
+        calling(operations.GET_SCHEDULED, scheduled.detail),
+        calling(operations.CANCEL_SCHEDULED, scheduled.cancel),
+        calling(operations.LIST_SCHEDULES, list_schedules),
+        calling(operations.GET_SCHEDULE, schedules.get),
+        calling(operations.PUT_SCHEDULE, schedules.put),
+        calling(operations.DELETE_SCHEDULE, schedules.delete),
+        calling(operations.PAUSE_SCHEDULE, schedules.pause),
+        calling(operations.RESUME_SCHEDULE, partial(schedules.pause, paused=False)),
+        calling(operations.RUN_SCHEDULE, schedules.run),
     ]

@@ -6,7 +6,6 @@ from penstock.contract.messages import (
     MessageBuried,
     MessageDeleted,
     MessageRetried,
-    MessageWithPayload,
     StoredMessages,
     TraceAdded,
     TraceBody,
@@ -41,10 +40,6 @@ class StoredApi:
             until=args.until,
         )
         return await self._messages.listing(which, args.limit, args.offset, args.cursor)
-
-    @serves(operations.GET_MESSAGE)
-    async def detail(self, partition: str, transaction: str) -> MessageWithPayload:
-        return await self._messages.detail(partition, transaction)
 
     @serves(operations.DELETE_MESSAGE)
     async def delete(self, partition: str, transaction: str) -> MessageDeleted:

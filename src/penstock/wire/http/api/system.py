@@ -12,12 +12,10 @@ from penstock import __version__
 from penstock.broker import Broker
 from penstock.contract import operations
 from penstock.contract.broker import PROMETHEUS, Alive, BrokerReady, BrokerStatus, ReadyQuery
-from penstock.contract.buffers import FileBuffer
 from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.monitor import StateMetrics
 from penstock.net import HttpClient
-from penstock.queues.background.presence import OperationCounts, RequestCounts
 from penstock.wire.http.answers import plain
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route, serves
@@ -33,34 +31,6 @@ class Welcome(msgspec.Struct):
     docs: str
     openapi: str
     health: str
-
-
-class DatabasePoolFigures(msgspec.Struct, rename="camel"):
-    pool_size: int
-    idle_connections: int
-    waiting_requests: int
-
-
-class MemoryFigures(msgspec.Struct):
-    rss: int
-
-
-class CpuFigures(msgspec.Struct):
-    """CPU time in seconds."""
-
-    user: float
-    system: float
-
-
-class MetricsAnswer(msgspec.Struct):
-    uptime: float
-    requests: RequestCounts
-    messages: OperationCounts
-    database: DatabasePoolFigures
-    memory: MemoryFigures
-    cpu: CpuFigures
-    file_buffer: FileBuffer
-    metrics: dict[str, float]  # every sample, by its name and labels
 
 
 class SystemApi:
@@ -128,37 +98,37 @@ class SystemApi:
     @serves(operations.GET_METRICS, answer=str)
     async def metrics(self, request: Request) -> Response:
         if "application/json" in (request.header("accept") or ""):
-            return json_response(await self.metrics_json())
+            return await self.metrics_json()
         return await self.prometheus()
 
-    @route("GET", "/metrics.json", tag="queen")
-    async def metrics_json(self) -> MetricsAnswer:
+    @route("GET", "/metrics.json", tag="queen", answer=dict[str, Any])
+    async def metrics_json(self) -> Response:
         """Metrics as JSON."""
         broker = self._broker
         await self._state.fill()
         scrape = broker.metrics.scrape(await self._worker_states())
         samples = await asyncio.to_thread(scrape.samples)
-        figures = broker.presence.figures()
-        pool = DatabasePoolFigures(
-            broker.database.pool_size,
-            broker.database.pool_idle,
-            _total(samples, "penstock_queue_merging"),
-        )
-        return MetricsAnswer(
-            uptime=round(broker.uptime, 3),
-            requests=figures.requests,
-            messages=figures.messages,
-            database=pool,
-            memory=MemoryFigures(figures.memory_bytes),
-            cpu=CpuFigures(figures.cpu_user_seconds, figures.cpu_system_seconds),
-            file_buffer=FileBuffer(
-                pending=_total(samples, "penstock_buffer_pending"),
-                flushed=_total(samples, "penstock_buffer_flushed_total"),
-                failed=_total(samples, "penstock_buffer_failed"),
-                db_healthy=broker.database.healthy,
-            ),
-            metrics=samples,
-        )
+        figures, database = broker.presence.figures(), broker.database
+        answer = {
+            "uptime": round(broker.uptime, 3),
+            "requests": figures.requests,
+            "messages": figures.messages,
+            "database": {
+                "poolSize": database.pool_size,
+                "idleConnections": database.pool_idle,
+                "waitingRequests": _total(samples, "penstock_queue_merging"),
+            },
+            "memory": {"rss": figures.memory_bytes},
+            "cpu": {"user": figures.cpu_user_seconds, "system": figures.cpu_system_seconds},
+            "file_buffer": {
+                "pending": _total(samples, "penstock_buffer_pending"),
+                "flushed": _total(samples, "penstock_buffer_flushed_total"),
+                "failed": _total(samples, "penstock_buffer_failed"),
+                "db_healthy": database.healthy,
+            },
+            "metrics": samples,
+        }
+        return json_response(answer)
 
     @route("GET", "/metrics/prometheus", tag="queen", answer_type=PROMETHEUS, answer=str)
     async def prometheus(self) -> Response:

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.contract import operations
 from penstock.contract.queries import DeadLetterQuery
-from penstock.contract.tasks import BackgroundTask, TaskKind, TaskList
+from penstock.contract.tasks import BackgroundTask, TaskKind
 from penstock.monitor.audit import Audit
 from penstock.monitor.tasks import Tasks
 from penstock.queues.engine import Queues
@@ -21,14 +21,6 @@ class TasksApi:
         self._audit = audit
         self.tasks = Tasks(queues, broker, self._ended)
 
-    @serves(operations.LIST_TASKS)
-    async def everything(self) -> TaskList:
-        return TaskList(await self.tasks.all())
-
-    @serves(operations.GET_TASK)
-    async def one(self, id: str) -> BackgroundTask:
-        return await self.tasks.get(id)
-
     @serves(operations.START_REQUEUE)
     async def requeue(self, request: Request, args: DeadLetterQuery) -> BackgroundTask:
         return await self._begin("requeue", args, request.who)
@@ -36,10 +28,6 @@ class TasksApi:
     @serves(operations.START_PURGE)
     async def purge(self, request: Request, args: DeadLetterQuery) -> BackgroundTask:
         return await self._begin("purge", args, request.who)
-
-    @serves(operations.CANCEL_TASK)
-    async def cancel(self, id: str) -> BackgroundTask:
-        return await self.tasks.cancel(id)
 
     async def _begin(self, kind: TaskKind, args: DeadLetterQuery, by: str) -> BackgroundTask:
         named = {
