@@ -20,7 +20,7 @@ import numpy as np
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.harness import Contest, Figure
-from bench.spark_topic import JDBC, RECORDS, SCALE, SPARK, TOPIC, SparkTopic
+from bench.spark_topic import RECORDS, SCALE, SPARK, TOPIC, SparkTopic
 from penstock.buffer.events import encode
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.topic_files import MAX_ROWS, Slice, TopicFiles
@@ -32,7 +32,7 @@ from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL
 from penstock.pipeline.sources.topic import TopicPlan, TopicTask
 from penstock.queues.types import Item
 from tests.support.broker import BrokerProcess
-from tests.support.postgres import TRUST
+from tests.support.postgres import JDBC_DRIVER, TRUST
 from tests.support.topics import Arrays, random_records
 
 MICRO_BATCHES = 20
@@ -321,7 +321,7 @@ class QueueSetup:
         await connection.close()
 
     def contests(self) -> Iterator[Contest]:
-        if JDBC.exists():
+        if JDBC_DRIVER.exists():
             yield Contest(
                 "Spark reads a queue",
                 "messages/s",

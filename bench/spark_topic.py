@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.session import build
+from tests.support.postgres import JDBC_DRIVER
 from tests.support.topics import Arrays, append
 
 SCALE = float(os.environ.get("PENSTOCK_BENCH_SCALE", "1"))
 RECORDS = int(5_000_000 * SCALE) // 100 * 100
-JDBC = Path("/usr/share/java/postgresql.jar")  # Debian: libpostgresql-jdbc-java
 SPARK = {
     "spark.driver.memory": "2g",
-    "spark.driver.extraClassPath": str(JDBC),
+    "spark.driver.extraClassPath": str(JDBC_DRIVER),
 }  # one JVM serves all sessions
 TOPIC = "t"
 

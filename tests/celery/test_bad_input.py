@@ -94,6 +94,26 @@ def test_tls_and_a_token_work_and_a_wrong_token_ends_the_worker(
         assert "Unauthorized" in refused.log or "token" in refused.log
 
 
+def test_a_token_that_cannot_delete_is_enough(
+    postgres: Any, tmp_path: Path, own_shop: Shop
+) -> None:
+    """What goes with a connection stays then."""
+    (tmp_path / "broker").mkdir()
+    settings = {"auth__secret": SECRET, "auth__enabled": "true"}
+    with BrokerProcess(
+        tmp_path / "broker", database_url=fresh_database(postgres), **settings
+    ) as broker:
+        url = f"penstock://:{token(role='read-write')}@127.0.0.1:{broker.ports['http']}"
+        with kombu.Connection(url) as connection:
+            channel = connection.channel()
+            everyone = kombu.Exchange("all", type="fanout")
+            kombu.Queue("bound", everyone, auto_delete=True)(channel).declare()
+            kombu.Queue("replies", routing_key="replies", auto_delete=True)(channel).declare()
+            kombu.Producer(channel).publish("a result", routing_key="replies")
+            channel.close()
+            assert channel.closed
+
+
 def test_a_full_queue_is_an_operational_error(shop: Shop, api: httpx.Client) -> None:
     options = {"ordering": "none", "maxSize": 2}
     api.post("/api/v1/configure", json={"queue": shop.queue, "options": options}).raise_for_status()

@@ -1,6 +1,8 @@
 """The transport of kombu without Celery."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -26,6 +28,22 @@ def test_the_schemes_are_registered_and_the_class_can_be_named(url: str) -> None
         with kombu.Connection(url, transport=name) as connection:
             connection.connect()
             assert isinstance(connection.transport, Transport)
+
+
+WITHOUT_IMPORT = """
+import sys
+from celery import Celery
+app = Celery("other", broker=sys.argv[1])
+app.conf.update(broker_transport="penstock.celery:Transport", task_default_queue=sys.argv[2])
+app.send_task("a.task")
+assert app.connection().transport.driver_name == "penstock"
+"""
+
+
+def test_the_setting_is_enough_without_the_import(url: str, queue: str, api: httpx.Client) -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_IMPORT, url, queue], check=True, timeout=120)
+    totals = api.get(f"/api/v1/resources/queues/{queue}").json()["totals"]
+    assert totals["pending"] == 1
 
 
 def test_waiting_is_one_long_request(url: str, queue: str, api: httpx.Client) -> None:
@@ -154,6 +172,45 @@ def test_a_listener_that_was_killed_is_removed_by_the_next(
         return f"{queue}-killed" not in groups()
 
     until(next_one_removes_it, 60, "the group is removed")
+
+
+def test_a_reply_queue_whose_client_was_killed_expires_and_is_removed_by_the_next(
+    url: str, queue: str, api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue of Celery's `rpc://` results: it goes with its connection, and nothing is bound."""
+
+    def reply_queue(name: str) -> kombu.Queue:
+        return kombu.Queue(name, routing_key=name, durable=False, auto_delete=True)
+
+    def names() -> set[str]:
+        answer = api.get("/api/v1/resources/queues", params={"namespace": channel.REPLIES})
+        return {one["name"] for one in answer.json()["queues"]}
+
+    def ask(connection: kombu.Connection, name: str) -> None:
+        """What a client of Celery does: it sends a task after it has declared its queue."""
+        reply_queue(name)(connection.default_channel).declare()
+        producer = kombu.Producer(connection.default_channel)
+        producer.publish("a task", routing_key=queue)
+
+    killed = os.fork()
+    if killed == 0:
+        ask(kombu.Connection(url), f"{queue}-killed")
+        os.kill(os.getpid(), 9)
+    os.waitpid(killed, 0)
+    with kombu.Connection(url) as worker:
+        kombu.Producer(worker).publish("its result", routing_key=f"{queue}-killed")
+    options = api.get(f"/api/v1/queues/{queue}-killed/options").json()["options"]
+    assert options["ttl"] == channel.TRANSIENT_OPTIONS["ttl"]
+    assert options["retentionSeconds"] == channel.TRANSIENT_OPTIONS["retentionSeconds"]
+    monkeypatch.setattr(channel, "UNUSED_REPLIES_SECONDS", 0.0)
+    with kombu.Connection(url) as connection:
+        ask(connection, f"{queue}-first")
+        assert names() == {f"{queue}-killed", f"{queue}-first"}  # the result has not expired
+        api.delete(f"/api/v1/queues/{queue}-killed/clear").raise_for_status()
+        with kombu.Connection(url) as another:
+            ask(another, f"{queue}-second")
+            assert f"{queue}-killed" not in names()
+    assert not {f"{queue}-first", f"{queue}-second"} & names()
 
 
 def test_options_that_an_operator_changed_are_kept(url: str, queue: str, api: httpx.Client) -> None:

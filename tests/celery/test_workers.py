@@ -54,14 +54,14 @@ def test_a_pool_runs_tasks_once_and_retries_and_delays_them(
     assert "Traceback" not in worker.log
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
+@pytest.mark.parametrize("pool", POOLS)
 def test_a_task_that_is_longer_than_its_lease_runs_once(pool: str, shop: Shop) -> None:
     shop.settings = {"acks_late": 1, "lease": 2, "prefetch": 1}
     app = shop.app()
     first, second = shop.start_worker(pool), shop.start_worker(pool)
     for worker in (first, second):
         worker.wait_ready()
-    shop.send(app, "slow", "long", 8)
+    shop.send(app, "slow", "long", 5)
     shop.wait_for_ends({"long"})
     shop.send(app, "note", "after")
     shop.wait_for_ends({"after"})

@@ -149,7 +149,14 @@ def test_messages_for_later_are_listed_and_cancelled(shell, queue, broker):
     assert (row["partition"], row["transactionId"]) == ("Default", f"{queue}-1")
     shell.run("cancel", queue, "Default", f"{queue}-1")
     assert shell.rows("messages", queue, "--scheduled") == []
-    shell.run("consumers")
+
+
+def test_consumers_show_how_long_their_oldest_call_runs(shell, queue, broker):
+    about = {"id": queue, "name": "biller-1", "queue": queue, "group": "g"}
+    about |= {"inFlight": 1, "inFlightSeconds": 1020}
+    BrokerApi(broker.url).post("/api/v1/consumers", body={"consumers": [about]})
+    (row,) = shell.rows("consumers", queue)
+    assert (row["consumer"], row["in flight"], row["oldest call (s)"]) == ("biller-1", "1", "1020")
 
 
 def test_stored_messages_are_looked_at_without_taking_them(shell, queue):

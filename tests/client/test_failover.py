@@ -91,7 +91,8 @@ async def test_a_lease_that_hangs_does_not_keep_others_from_being_extended() -> 
         HttpRoute("POST", "/api/v1/lease/{lease}/extend", extend),
     )
     async with serving(*routes) as server, Client(server.url) as client:
-        assert len(await client.pop("q", batch=2)) == 2
+        messages = await client.pop("q", batch=2)
+        assert len(messages) == 2
         await eventually(lambda: extended.count("fine") >= 3)
         done.set()  # or the server waits for it before it stops
 

@@ -83,6 +83,17 @@ async def test_leases_are_kept_while_messages_are_worked_on(broker, queue):
         assert (await client.admin.dead_letters(queue)).total == 0
 
 
+async def test_messages_that_the_program_let_go_of_are_delivered_again(broker, queue):
+    """A loop that was left, by an error of an ack or of the program."""
+    async with Client(broker.url) as client:
+        await client.configure(queue, lease_time=1)
+        await client.push_many(queue, [1, 2, 3])
+        for message in await client.pop(queue, batch=3):
+            await client.ack(message)
+            break
+        assert [one.data for one in await client.pop(queue, batch=3, wait=30)] == [2, 3]
+
+
 async def test_a_lost_lease_is_raised_with_the_results(broker, queue):
     async with Client(broker.url) as client:
         await client.configure(queue, lease_time=1)

@@ -3,11 +3,14 @@
 import asyncio
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
 from penstock import Client, Message, Retry, State, SyncClient
 from penstock.errors import Conflict, InvalidRequest
+from tests.docs.blocks import blocks
+from tests.docs.tools import ROOT
 from tests.support.wait import eventually, until
 
 
@@ -184,3 +187,26 @@ def test_a_function_that_is_not_async_has_state_too(broker, queue):
         client.run(handle_signals=False)
         until(lambda: add.handled == 3)
         assert [m.data for m in client.pop(f"{queue}-out", batch=9)] == [1, 3, 6]
+
+
+async def test_the_state_can_be_read_with_sql(broker, queue):
+    """The statement of docs/how-to/stateful-consumers.md."""
+    page = ROOT / "docs/how-to/stateful-consumers.md"
+    (statement,) = [block.text for block in blocks(page) if block.language == "sql"]
+    assert "payments@balances" in statement
+    async with Client(broker.url) as client:
+
+        @client.consumer(f"{queue}@g", state="v1")
+        async def book(message: Message, state: State) -> None:
+            state["balance"] = state.get("balance", 0) + message.data
+
+        await client.push_many(queue, [30, -10], partition="p")
+        await running(client, lambda: book.handled == 2)
+    connection = await asyncpg.connect(broker.database_url)
+    try:
+        rows = await connection.fetch(statement.replace("payments@balances", f"{queue}@g"))
+    finally:
+        await connection.close()
+    assert [(row["partition"], row["key"], row["value"]) for row in rows] == [
+        ("p", "balance", "20")
+    ]

@@ -1,11 +1,16 @@
 """Django's tasks with a real worker, on the broker's PostgreSQL and on another database."""
 
 import time
+from pathlib import Path
+from typing import Any
 
 import httpx
 
-from tests.django.conftest import Site, stop
+from tests.conftest import fresh_database
+from tests.django.conftest import Site, migrated, stop
 from tests.support.broker import BrokerProcess
+from tests.support.certificates import Authority
+from tests.support.tokens import SECRET, token
 from tests.support.wait import until
 
 
@@ -100,6 +105,92 @@ def test_with_another_database_a_task_is_pushed_after_the_commit(site_on_sqlite:
     assert set(site.count("start")) == {"sent"}
 
 
+def test_a_task_that_cannot_be_pushed_has_failed_and_says_why(
+    site_on_sqlite: Site, api: httpx.Client
+) -> None:
+    site = site_on_sqlite
+    queue = f"{site.prefix}default"
+    options = {"ordering": "none", "maxSize": 1}
+    api.post("/api/v1/configure", json={"queue": queue, "options": options}).raise_for_status()
+    printed = site.run(
+        "from penstock.errors import Full\n"
+        "first = note.enqueue('fits').id\n"
+        "try:\n"
+        "    note.enqueue('too-many')\n"
+        "except Full as error:\n"
+        "    row = TaskRecord.objects.exclude(id=first).get()\n"
+        "    print(row.id)"
+    )
+    status, attempts, error = site.result("note", printed).split()
+    assert (status, attempts) == ("FAILED", "0")
+    assert error.startswith("penstock.errors.")
+    site.worker("--threads", "1", "--queues", "default")
+    site.wait_for_ends({"fits"})
+    assert set(site.count("start")) == {"fits"}
+
+
+def test_a_full_queue_rolls_the_transaction_back(site: Site, api: httpx.Client) -> None:
+    queue = f"{site.prefix}default"
+    options = {"ordering": "none", "maxSize": 1}
+    api.post("/api/v1/configure", json={"queue": queue, "options": options}).raise_for_status()
+    printed = site.run(
+        "from django.db import DatabaseError\n"
+        "note.enqueue('fits')\n"
+        "try:\n"
+        "    with transaction.atomic():\n"
+        "        note.enqueue('too-many')\n"
+        "except DatabaseError as error:\n"
+        "    print('is full' in str(error), TaskRecord.objects.filter(args=['too-many']).count())"
+    )
+    assert printed == "True 0"
+
+
+def test_tasks_survive_a_killed_broker(site: Site, broker: BrokerProcess) -> None:
+    # A pop whose answer the broker was sending when it died has taken messages: they come again
+    # when their lease ends.
+    worker = site.worker()
+    options = f"/api/v1/queues/{site.prefix}default/options"
+    httpx.patch(f"{broker.url}{options}", json={"leaseTime": 20}, timeout=60).raise_for_status()
+    names = {f"t{number}" for number in range(20)}
+    site.run(f"for name in {sorted(names)}: slow.enqueue(name, 0.5)")
+    until(lambda: len(site.count("end")) >= 4, 60, site.logs())
+    broker.kill()
+    site.run("slow.enqueue('meanwhile', 0)")  # only the database is needed
+    broker.start()
+    site.wait_for_ends(names | {"meanwhile"})
+    assert stop(worker) == 0
+    assert set(site.count("start").values()) == {1}
+
+
+def test_tls_and_a_token_work_and_a_wrong_token_ends_the_worker(
+    postgres: Any, tmp_path: Path
+) -> None:
+    authority = Authority()
+    certificate, key = authority.issue(tmp_path)
+    ca, _ = authority.write(tmp_path, "ca", "ca-key")
+    (tmp_path / "broker").mkdir()
+    settings = {"tls__certificate": certificate, "tls__private_key": key, "auth__secret": SECRET}
+    with BrokerProcess(
+        tmp_path / "broker",
+        database_url=fresh_database(postgres),
+        auth__enabled="true",
+        **settings,
+    ) as own:
+        url = f"https://localhost:{own.ports['http']}"
+        site = migrated(Site(tmp_path, url, f"sqlite://{tmp_path}/site.db"))
+        try:
+            wrong = {"PENSTOCK_CA_FILE": str(ca), "PENSTOCK_TOKEN": "wrong"}
+            refused = site.manage("penstock_worker", **wrong)
+            assert refused.returncode != 0
+            assert "CommandError" in refused.stderr
+            site.environment |= wrong | {"PENSTOCK_TOKEN": token(role="read-write")}
+            site.worker("--queues", "default")
+            site.send("note", "secret")
+            site.wait_for_ends({"secret"})
+        finally:
+            site.close()
+
+
 def test_checks_report_wrong_settings(site: Site) -> None:
     right = site.manage("check")
     assert right.returncode == 0, right.stderr
@@ -109,9 +200,13 @@ def test_checks_report_wrong_settings(site: Site) -> None:
         "from penstock.django import Backend\n"
         "made = lambda **options: Backend('x', {'OPTIONS': options})\n"
         "ids = lambda backend: [one.id for one in backend.check()]\n"
-        "print(ids(made(URLS='x')), ids(made(DATABASE='other')), ids(made(SCHEMA='no', OUTBOX=True)))"
+        "print(ids(made(URLS='x')), ids(made(DATABASE='other')), ids(made(SCHEMA='no', OUTBOX=True)))\n"
+        "print(ids(made(URL='127.0.0.1:6632')), ids(made(URL='http://a,ftp://b')))"
     )
-    assert site.run(code) == "['penstock.E001'] ['penstock.E004'] ['penstock.E005']"
+    assert site.run(code).splitlines() == [
+        "['penstock.E001'] ['penstock.E004'] ['penstock.E005']",
+        "['penstock.E003'] ['penstock.E003']",
+    ]
 
 
 def test_what_a_worker_cannot_run_becomes_a_dead_letter(site: Site, api: httpx.Client) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -92,3 +93,27 @@ def test_a_full_disk_is_seen_everywhere_and_ends_by_itself(disk: Path, postgres:
         assert "penstock_topic_disk_full 0" in httpx.get(f"{broker.url}/metrics/prometheus").text
         assert append(broker, "second").json()["offset"] == 1
         assert broker.log.count("are refused until there is room") == 1
+
+
+def test_an_exporter_is_asked_to_come_again_when_there_is_room(disk: Path, postgres: str) -> None:
+    with BrokerProcess(disk / "data", database_url=fresh_database(postgres)) as broker:
+        destination = {"type": "otlp", "url": "http://127.0.0.1:1"}
+        route = {"name": "traces", "source": {"otlp": "all"}, "destination": destination}
+        route["queue"] = {"free_space_reserve": "1Mi"}
+        httpx.post(f"{broker.url}/api/v1/routes", json=route, timeout=60).raise_for_status()
+
+        def export() -> httpx.Response:
+            spans = {"resourceSpans": [{"schemaUrl": "x" * 10_000}]}
+            return httpx.post(f"{broker.url}/v1/traces", json=spans, timeout=60)
+
+        assert export().status_code == 200
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(bytes(65_536)):
+                pass
+        until(lambda: export().status_code != 200)
+        refused = export()
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        filler.unlink()
+        until(lambda: export().status_code == 200)

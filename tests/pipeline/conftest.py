@@ -14,6 +14,7 @@ from tests.conftest import fresh_database
 from tests.pipeline.cluster import Cluster
 from tests.support.broker import BrokerProcess
 from tests.support.object_stores import BUCKET, CREDENTIALS, s3_process
+from tests.support.postgres import JDBC_DRIVER
 from tests.support.served import serving
 from tests.support.topics import append
 
@@ -35,6 +36,7 @@ SETTINGS = {
     "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",  # for test_connect
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
+    "spark.driver.extraClassPath": str(JDBC_DRIVER),  # for test_jdbc
 }
 
 

@@ -292,10 +292,13 @@ async def test_a_silent_pipeline_is_lost_an_ended_one_is_not_and_both_survive_a_
     now = [1000.0]
     metrics = Metrics()
     pipelines = Pipelines(tmp_path, metrics, clock=lambda: now[0])
-    late = contract.PipelineReport("running", lag_seconds=90.0, target_seconds=60)
-    assert not pipelines.put("a", late).stop
-    assert metrics.values_of("penstock_pipeline_lag_seconds") == {("a",): 90}
-    assert metrics.values_of("penstock_pipeline_target_lag_seconds") == {("a",): 60}
+    times = {"lag_seconds": 90.0, "target_seconds": 60, "batch_ms": 250}
+    counts = {"rows": 40, "lag": 7, "batch": 3, "rows_per_second": 160.0, "state_rows": 5}
+    report = contract.PipelineReport("running", **times, **counts, state_bytes=900)
+    assert not pipelines.put("a", report).stop
+    gauges = {"lag_seconds": 90, "target_lag_seconds": 60, "batch_seconds": 0.25}
+    for name, value in {**gauges, **counts, "state_bytes": 900}.items():
+        assert metrics.values_of(f"penstock_pipeline_{name}") == {("a",): value}
     pipelines.put("b", contract.PipelineReport("failed", error="no such column"))
     now[0] += 60
     assert [(one.name, one.state) for one in pipelines.all()] == [

@@ -29,6 +29,7 @@ SETTINGS = {
     "shared_buffers": "32MB",
     "max_wal_size": "512MB",
 }
+JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")  # Debian: libpostgresql-jdbc-java
 TRUST = "local all all trust\nhost all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n"
 
 

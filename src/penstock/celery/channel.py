@@ -6,6 +6,7 @@
 | a queue with `x-max-priority` | a queue per priority step, all in one namespace |
 | a fanout exchange | a queue of its name; each bound queue is a group that starts at new messages |
 | a direct exchange that is not durable (for replies) | a queue; each routing key a partition |
+| another queue that goes with its connection (for replies) | a queue that is deleted |
 | unacknowledged | leased; the lease is renewed |
 | ack, reject, reject with requeue | completed, dead letter, retry |
 | the header `eta` of a task | the message is delivered then |
@@ -26,13 +27,11 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 
-from penstock.client.brokers import understood
-from penstock.client.messages import Popped, Received
-from penstock.client.settler import Taken
+from penstock.client.messages import Received
 from penstock.errors import Forbidden, Full, NotFound, Unavailable
 from penstock.net.addresses import resource
 from penstock.net.http import HttpAnswer
-from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
+from penstock.protocol.names import DEFAULT_PARTITION
 
 if TYPE_CHECKING:
     from penstock.celery.kombu_transport import Transport
@@ -57,12 +56,13 @@ TRANSIENT_OPTIONS = {
     "retentionSeconds": 3600,
     "deadLetterQueue": False,
 }
-_popped = msgspec.json.Decoder(Popped[Received])
 AHEAD_SECONDS = 0.05
 MAX_AHEAD = 64
 HELD_SECONDS = 0.5  # that a message waits for its delivery before it goes back
 FLUSH_SECONDS = 5.0  # that a synchronous request waits for acknowledgements before it
 IDLE_GROUP_SECONDS = 600.0  # after which a listener that does not pop is removed
+REPLIES = "reply queues"  # their namespace
+UNUSED_REPLIES_SECONDS = 86_400.0  # after which an empty one is deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
     def __init__(self, connection: "Transport", **options: Any) -> None:
         super().__init__(connection, **options)
         self.undecodable: dict[str, str] = {}  # by delivery tag, why
-        self._taken: dict[str, Taken] = {}  # by delivery tag
+        self._taken: dict[str, Received] = {}  # by delivery tag
         self._auto_delete: set[str] = set()  # queues to delete when the channel closes
         # Messages to hold beyond the prefetch count: what was delivered in AHEAD_SECONDS lately.
         # Fast tasks do not wait for the broker then, and slow ones are not held.
@@ -222,6 +222,22 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
     def source(self, queue: str) -> Source:
         return self.connection.sources.get(queue) or Source(queue)
 
+    def _create_reply_queues(self) -> None:
+        """Create the declared queues that go with this connection and are bound to no exchange:
+        replies find them by name. Those of clients that were killed are deleted.
+        """
+        for queue in self._auto_delete - self.connection.sources.keys() - self.connection.created:
+            self._delete_unused_replies()
+            self._create(queue, TRANSIENT_OPTIONS, namespace=REPLIES)
+
+    def _delete_unused_replies(self) -> None:
+        """A queue that is deleted while its client lives is created again by the next reply."""
+        answer = self.connection.line.json("GET", "/api/v1/resources/queues", namespace=REPLIES)
+        for queue in answer["queues"]:
+            old = _age(queue["createdAt"]) > UNUSED_REPLIES_SECONDS
+            if old and not queue["messages"]["total"]:
+                self._remove("/api/v1/resources/queues", queue["name"])
+
     # Publish
 
     def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
@@ -241,6 +257,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         self._push(exchange, None, message)
 
     def _push(self, queue: str, partition: str | None, message: dict[str, Any]) -> None:
+        self._create_reply_queues()
         item: dict[str, Any] = {
             "queue": queue,
             "partition": partition or DEFAULT_PARTITION,
@@ -269,6 +286,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         consumer_tag: str,
         **_: Any,
     ) -> None:
+        self._create_reply_queues()
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
         self._consumers.add(consumer_tag)
@@ -306,7 +324,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         source = self.source(queue)
         self.connection.settler.flush(FLUSH_SECONDS)  # what was requeued can be taken again
         answer = self.connection.line.ask("GET", source.pop_target(1, timeout or 0.0))
-        for raw in self._opened(answer, source):
+        for raw in self._opened(answer):
             return raw
         raise Empty
 
@@ -342,7 +360,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         """
         source = self.source(queue)
         room = self._window() + self._ahead - self.connection.undelivered(self)
-        messages = list(self._opened(answer, source))
+        messages = list(self._opened(answer))
         for place, raw in enumerate(messages):
             if place >= room and not source.transient:
                 self.settle(raw["properties"]["delivery_tag"], "retry")
@@ -359,28 +377,23 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             self._ahead = 0
             self.connection.return_ready(self)
 
-    def _opened(self, answer: HttpAnswer, source: Source) -> Iterable[dict[str, Any]]:
+    def _opened(self, answer: HttpAnswer) -> Iterable[dict[str, Any]]:
         """Return the messages in the answer to a pop, as kombu has them, each with a tag of
         ours.
         """
-        popped = understood(_popped.decode, answer.body) if answer.body else Popped()
-        lease_seconds = float(answer.headers.get("lease-time") or 0)
-        for one in popped.messages:
-            tag = f"{one.id}-{next(self._tags)}"
-            if one.lease_id:
-                group = source.group or QUEUE_MODE
-                taken = Taken(one.transaction_id, one.partition_id, one.lease_id, group)
-                self._taken[tag] = taken
-                self.connection.settler.keep(taken, lease_seconds)
-            raw = loads(bytes(one.raw))
+        for message in self.connection.settler.take(answer):
+            tag = f"{message.id}-{next(self._tags)}"
+            if message.lease_id:
+                self._taken[tag] = message
+            raw = loads(bytes(message.raw))
             if isinstance(raw, dict) and isinstance(raw.get("properties"), dict):
                 raw["properties"]["delivery_tag"] = tag
-                if _expired(raw["properties"].get("expiration"), one.created_at):
+                if _expired(raw["properties"].get("expiration"), message.created_at):
                     self.settle(tag, "completed")
                 else:
                     yield raw
             else:
-                self._refuse(tag, one.queue or popped.queue, "it has no properties")
+                self._refuse(tag, message.queue, "it has no properties")
 
     def _refuse(self, delivery_tag: str, queue: str, reason: str) -> None:
         text = f"not a message of kombu: {reason}"
@@ -388,9 +401,9 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         self.settle(delivery_tag, "dlq", text)
 
     def settle(self, delivery_tag: str, status: str, error: str | None = None) -> None:
-        taken = self._taken.pop(delivery_tag, None)
-        if taken is not None:
-            self.connection.settler.settle(taken, status, error)
+        message = self._taken.pop(delivery_tag, None)
+        if message is not None:
+            self.connection.settler.settle(message, status, error)
 
     # Look and delete
 
@@ -422,13 +435,19 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
                 continue
         return size
 
+    def queue_delete(self, queue: str, _: bool = False, if_empty: bool = False, **__: Any) -> None:
+        """Delete a queue, also one that is bound to no exchange: kombu leaves those."""
+        if not (if_empty and self._size(queue)):
+            self._delete(queue)
+            self.state.queue_bindings_delete(queue)
+
     def _delete(self, queue: str, *_: Any, **__: Any) -> None:
         source, stored = self.source(queue), self._stored(queue)
         self.connection.sources.pop(queue, None)
         if source.group is not None:
             self._forget_group(source.queue, source.group)
         for name in stored:
-            self.connection.line.json("DELETE", "/api/v1/resources/queues", name)
+            self._remove("/api/v1/resources/queues", name)
             self.connection.created.discard(name)
 
     def _stored(self, queue: str) -> list[str]:
@@ -439,20 +458,20 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         return [] if source.transient else [queue]
 
     def _forget_group(self, queue: str, group: str) -> None:
+        self._remove("/api/v1/consumer-groups", group, "queues", queue)
+
+    def _remove(self, *path: str) -> None:
         try:
-            path = ("/api/v1/consumer-groups", group, "queues", queue)
             self.connection.line.json("DELETE", *path)
         except (NotFound, Forbidden) as error:  # a token may push and pop, and not delete
-            log.debug("the group %r is not deleted: %s", group, error)
+            log.debug("%s is not deleted: %s", "/".join(path), error)
 
     def _forget_idle_groups(self, queue: str) -> None:
         """Remove listeners that were killed: they could not remove themselves."""
-        now = datetime.now(UTC)
         for group in self.connection.line.json("GET", "/api/v1/consumer-groups", queue=queue):
-            if queue in group["topics"] and not group["members"]:
-                created = datetime.fromisoformat(group["subscriptionCreatedAt"])
-                if (now - created).total_seconds() > IDLE_GROUP_SECONDS:
-                    self._forget_group(queue, group["name"])
+            idle = queue in group["topics"] and not group["members"]
+            if idle and _age(group["subscriptionCreatedAt"]) > IDLE_GROUP_SECONDS:
+                self._forget_group(queue, group["name"])
 
     def close(self) -> None:
         if not self.closed and self.connection is not None:
@@ -484,6 +503,10 @@ def _future(headers: Any) -> str | None:
     if at is None or at.tzinfo is None or at <= datetime.now(UTC):
         return None
     return at.isoformat()
+
+
+def _age(moment: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
 
 
 def _expired(expiration: Any, created_at: datetime) -> bool:

@@ -23,7 +23,7 @@ from kombu.transport import virtual
 from kombu.utils.url import parse_url
 
 from penstock.celery.channel import QueueChannel, Source
-from penstock.client.blocking import BlockingBrokers, Line, check_urls
+from penstock.client.blocking import BlockingBrokers, Line
 from penstock.client.settler import Settler
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.net.addresses import TOKEN_VARIABLE, Token
@@ -70,7 +70,7 @@ class Taker:
     def receive(self) -> None:
         """Read what has arrived."""
         try:
-            answer = self.line.receive()
+            answer = self.line.wait()
         except Unavailable as error:
             self.batch = 0
             self._failed(error)
@@ -311,7 +311,6 @@ def _brokers(client: Any) -> BlockingBrokers:
             secure = secure or parts["transport"] == "penstocks"
     scheme = "https" if secure else "http"
     urls = [f"{scheme}://{host}" for host in dict.fromkeys(hosts)]
-    check_urls(urls)
     return BlockingBrokers(
         urls, token=token, tls=_tls(client.ssl) if secure else None, timeout=client.connect_timeout
     )

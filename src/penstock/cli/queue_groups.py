@@ -69,6 +69,7 @@ def consumers(queue: Queue = "", /, *, api: WatchApi = WatchApi()) -> View:
         Column("queue"),
         Column("group", lambda row: group_title(row["group"])),
         Column("in flight", "inFlight", count),
+        Column("oldest call", lambda row: row["inFlightSeconds"] or None, duration, optional=True),
         Column("at most", "concurrency", count, optional=True),
         Column("failed", format=count),
         Column("last error", "lastError", prose=True),

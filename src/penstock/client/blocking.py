@@ -5,7 +5,6 @@ at another. So a lost broker is not an error of the framework's connection as lo
 answers, or the same one comes back, within `retry_for`.
 """
 
-import select
 import ssl
 import time
 from collections.abc import Sequence
@@ -37,6 +36,8 @@ class BlockingBrokers:
         tls: ssl.SSLContext | None = None,
         timeout: float = 5.0,
     ) -> None:
+        for url in urls:
+            check_url(url)
         self.urls = list(urls)
         self.tls = tls
         self.timeout = timeout
@@ -86,12 +87,12 @@ class Line:
                     raise
                 self._connection.close()  # the broker had closed it while it was idle
 
-    def receive(self) -> HttpAnswer | None:
-        """Return the answer if it has arrived, None if not. Raises `Unavailable` like `send`, and
-        what the status of the answer means.
+    def wait(self, timeout: float = 0.0) -> HttpAnswer | None:
+        """Wait up to `timeout` seconds for the answer, and return None if it has not arrived by
+        then. Raises `Unavailable` like `send`, and what the status of the answer means.
         """
         try:
-            answer = self._connection.receive()
+            answer = self._connection.wait(timeout)
         except Unavailable:
             if not self._connection.stale:
                 self._brokers.leave(self._connection.url)
@@ -117,9 +118,13 @@ class Line:
         while True:
             try:
                 self.send(method, target, body)
-                return self._checked(self._connection.wait(ANSWER_SECONDS))
-            except (Unavailable, TimeoutError) as error:
-                again = isinstance(error, Unavailable) and self._connection.stale
+                answer = self.wait(ANSWER_SECONDS)
+                if answer is not None:
+                    return answer
+                self._connection.close()
+                raise Unavailable(f"no answer from {self._connection.url} in time")
+            except Unavailable:
+                again = self._connection.stale
                 self._connection.close()
                 if again:
                     continue
@@ -127,7 +132,7 @@ class Line:
                 tried += 1
                 delay = backoff.delay() if tried % len(self._brokers.urls) == 0 else 0.0
                 if tried >= len(self._brokers.urls) and time.monotonic() + delay >= give_up:
-                    raise Unavailable(str(error)) from error
+                    raise
                 time.sleep(delay)
 
     def json(
@@ -138,18 +143,6 @@ class Line:
         answer = self.ask(method, resource(*parts, **query), encoded, retry_for=retry_for)
         return understood(msgspec.json.decode, answer.body) if answer.body else None
 
-    def wait(self, timeout: float) -> HttpAnswer | None:
-        """Wait up to `timeout` seconds for the answer, None if it has not arrived by then."""
-        deadline = time.monotonic() + timeout
-        while (answer := self.receive()) is None:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return None
-            poll = select.poll()
-            poll.register(self.fileno(), select.POLLIN)
-            poll.poll(remaining * 1000)
-        return answer
-
     def abandon(self, timeout: float) -> HttpAnswer | None:
         """End a request that waits at the broker. Returns its answer if it was on the way."""
         answer = self._connection.abandon(timeout)
@@ -159,12 +152,11 @@ class Line:
         self._connection.close()
 
 
-def check_urls(urls: Sequence[str]) -> None:
-    for url in urls:
-        try:
-            parts = urlsplit(url)
-            _ = parts.port
-        except ValueError as error:
-            raise InvalidRequest(f"{url} is not a broker's address: {error}") from None
-        if not parts.hostname:
-            raise InvalidRequest(f"{url} is not a broker's address: it names no host")
+def check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise InvalidRequest(f"{url} is not a broker's address: {error}") from None
+    if not right:
+        raise InvalidRequest(f"{url} is not a broker's address, such as http://127.0.0.1:6632")

@@ -1,16 +1,18 @@
 """Keeps the leases of messages under way alive, however long their handling takes.
 
 One task per client looks after all of them: a lease is extended when a third of its time has
-passed, as long as one of its messages has not been answered, and for at most `MAX_KEPT_SECONDS`, so
-that a forgotten message comes back. Each request has a task and a third of the lease's time: a
-broker that hangs costs one attempt of one lease. A lease that the broker no longer has is dropped
-here; acknowledging its messages will say so.
+passed, as long as the program has one of its messages that is not answered, and for at most
+`MAX_KEPT_SECONDS`. Messages that the program let go of, such as the rest of a batch after an error,
+are nobody's: leased they would hold up their partition. Each request has a task and a third of the
+lease's time: a broker that hangs costs one attempt of one lease. A lease that the broker no longer
+has is dropped here; acknowledging its messages will say so.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from penstock.client.brokers import Brokers
 from penstock.client.messages import Received
@@ -28,7 +30,7 @@ class _Kept:
     __slots__ = ("due", "elsewhere", "lease_time", "open", "until")
 
     def __init__(self, lease_time: float, now: float) -> None:
-        self.open: set[str] = set()
+        self.open: WeakValueDictionary[str, Received] = WeakValueDictionary()
         self.elsewhere: set[str] = set()  # of them: answered without us, if that is committed
         self.lease_time = lease_time
         self.due = now + lease_time / 3
@@ -57,7 +59,7 @@ class LeaseKeeper:
             if kept is None:
                 kept = self._kept[message.lease_id] = _Kept(lease_time or ASSUMED_SECONDS, now)
                 self._changed.set()
-            kept.open.add(message.id)
+            kept.open[message.id] = message
             message.__dict__["kept"] = kept
         if self._kept and self._task is None:
             self._task = supervised("penstock leases", self._run)
@@ -66,7 +68,7 @@ class LeaseKeeper:
         for message in messages:
             kept = self._kept.get(message.lease_id)
             if kept is not None:
-                kept.open.discard(message.id)
+                kept.open.pop(message.id, None)
                 if not kept.open:
                     del self._kept[message.lease_id]
 
@@ -98,7 +100,7 @@ class LeaseKeeper:
         if kept is None:
             return
         now = asyncio.get_running_loop().time()
-        if now >= kept.until:
+        if now >= kept.until or not kept.open:
             del self._kept[lease]
             return
         try:
@@ -108,7 +110,7 @@ class LeaseKeeper:
             return
         if done:
             self.extended += 1
-        elif self._kept.pop(lease, None) is not None and (lost := kept.open - kept.elsewhere):
+        elif self._kept.pop(lease, None) is not None and (lost := set(kept.open) - kept.elsewhere):
             self.lost += 1
             log.warning("a lease was lost with %d messages unanswered", len(lost))
 

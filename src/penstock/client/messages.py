@@ -55,7 +55,7 @@ class Address:
         return resource("/api/v1/pop/queue", self.queue, *partition)
 
 
-class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True):
+class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True, weakref=True):
     """A received message. `data` is the payload, decoded on first access; `raw` its JSON text."""
 
     id: str

@@ -251,8 +251,8 @@ class QueueClient:
         """Fetch up to `batch` messages. Returns an empty list if none arrive within `wait` seconds.
 
         The messages are leased to this client. The lease is extended in the background until they
-        are acknowledged, unless you pass `renew=False`. Without an address, messages come from any
-        queue of the namespace or task.
+        are acknowledged or your program has let go of them, unless you pass `renew=False`. Without
+        an address, messages come from any queue of the namespace or task.
         """
         where = Address.parse(address) if address is not None else None
         if where is None and not (namespace or task):

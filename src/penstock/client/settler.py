@@ -17,38 +17,35 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from penstock.client.blocking import BlockingBrokers, Line
+from penstock.client.brokers import understood
+from penstock.client.messages import Popped, Received
 from penstock.errors import PenstockError, Unavailable
+from penstock.net.http import HttpAnswer
 
 log = logging.getLogger("penstock.client")
 
 MAX_ACKS = 1000  # in one request
 PAUSE_SECONDS = 0.5  # between attempts while no broker answers
 ASSUMED_LEASE_SECONDS = 60.0  # where the broker does not say how long a lease lasts
-
-
-@dataclass(slots=True, eq=False)
-class Taken:
-    """A message that was taken and has no outcome yet."""
-
-    transaction_id: str
-    partition_id: str
-    lease_id: str
-    group: str
+Outcome = tuple[Received, str, str | None]  # message, status and reason
+_popped = msgspec.json.Decoder(Popped[Received])
 
 
 @dataclass(slots=True)
 class KeptLease:
     seconds: float
     due: float  # when to renew it
-    open: set[Taken] = field(default_factory=set)  # its messages without an outcome
+    open: set[Received] = field(default_factory=set)  # its messages without an outcome
 
 
 class Settler:
     def __init__(self, brokers: BlockingBrokers) -> None:
         self._line = Line(brokers)
         self._changed = threading.Condition()
-        self._outcomes: deque[tuple[Taken, str, str | None]] = deque()  # not yet at a broker
+        self._outcomes: deque[Outcome] = deque()  # not yet at a broker
         self._sending = 0  # outcomes in the request that is under way
         self._stuck = False  # no broker answers
         self._leases: dict[str, KeptLease] = {}
@@ -56,23 +53,35 @@ class Settler:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def keep(self, taken: Taken, lease_seconds: float) -> None:
-        """Renew the message's lease until it is settled."""
+    def take(self, answer: HttpAnswer) -> list[Received]:
+        """Return the messages in the answer to a pop. Their leases are renewed until they are
+        settled.
+        """
+        if not answer.body:
+            return []
+        popped = understood(_popped.decode, answer.body)
+        seconds = float(answer.headers.get("lease-time") or 0) or ASSUMED_LEASE_SECONDS
         with self._changed:
-            lease = self._leases.get(taken.lease_id)
-            if lease is None:
-                seconds = lease_seconds or ASSUMED_LEASE_SECONDS
-                lease = KeptLease(seconds, time.monotonic() + seconds / 3)
-                self._leases[taken.lease_id] = lease
-            lease.open.add(taken)
-            self._run()
+            for message in popped.messages:
+                message.queue = message.queue or popped.queue
+                if message.lease_id:
+                    self._keep(message, seconds)
+        return popped.messages
 
-    def settle(self, taken: Taken, status: str, error: str | None = None) -> None:
+    def _keep(self, message: Received, seconds: float) -> None:
+        lease = self._leases.get(message.lease_id)
+        if lease is None:
+            lease = KeptLease(seconds, time.monotonic() + seconds / 3)
+            self._leases[message.lease_id] = lease
+        lease.open.add(message)
+        self._run()
+
+    def settle(self, message: Received, status: str, error: str | None = None) -> None:
         """Send the message's outcome soon: completed, retry or dlq."""
         if self._pid != os.getpid():
             return  # a forked child: the parent holds the lease
         with self._changed:
-            self._outcomes.append((taken, status, error))
+            self._outcomes.append((message, status, error))
             self._run()
             self._changed.notify_all()
 
@@ -151,22 +160,23 @@ class Settler:
             return None
         return max(0.0, min(lease.due for lease in self._leases.values()) - time.monotonic())
 
-    def _take_outcomes(self) -> list[tuple[Taken, str, str | None]]:
+    def _take_outcomes(self) -> list[Outcome]:
         """The next outcomes, all of one group."""
-        outcomes: list[tuple[Taken, str, str | None]] = []
+        outcomes: list[Outcome] = []
+        group = self._outcomes[0][0].consumer_group if self._outcomes else ""
         while (
             self._outcomes
             and len(outcomes) < MAX_ACKS
-            and (not outcomes or self._outcomes[0][0].group == outcomes[0][0].group)
+            and self._outcomes[0][0].consumer_group == group
         ):
             outcomes.append(self._outcomes.popleft())
         self._sending = len(outcomes)
-        for taken, _, _ in outcomes:
-            lease = self._leases.get(taken.lease_id)
+        for message, _, _ in outcomes:
+            lease = self._leases.get(message.lease_id)
             if lease is not None:
-                lease.open.discard(taken)
+                lease.open.discard(message)
                 if not lease.open:
-                    del self._leases[taken.lease_id]
+                    del self._leases[message.lease_id]
         return outcomes
 
     def _take_due(self) -> list[tuple[str, float]]:
@@ -176,17 +186,17 @@ class Settler:
             self._leases[name].due = now + seconds / 3
         return due
 
-    def _send(self, outcomes: list[tuple[Taken, str, str | None]]) -> None:
+    def _send(self, outcomes: list[Outcome]) -> None:
         items: list[dict[str, Any]] = []
-        for taken, status, error in outcomes:
+        for message, status, error in outcomes:
             item = {
-                "transactionId": taken.transaction_id,
-                "partitionId": taken.partition_id,
-                "leaseId": taken.lease_id,
+                "transactionId": message.transaction_id,
+                "partitionId": message.partition_id,
+                "leaseId": message.lease_id,
                 "status": status,
             }
             items.append(item if error is None else item | {"error": error})
-        body = {"acknowledgments": items, "consumerGroup": outcomes[0][0].group}
+        body = {"acknowledgments": items, "consumerGroup": outcomes[0][0].consumer_group}
         results = self._line.json("POST", "/api/v1/ack/batch", body=body)
         refused = [result for result in results if not result["success"]]
         if refused:

@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.crypto import get_random_string
 from django.utils.module_loading import import_string
 
-from penstock.client.blocking import BlockingBrokers, Line, check_urls
+from penstock.client.blocking import BlockingBrokers, Line
 from penstock.django import framework
 from penstock.django.framework import TaskResult, TaskResultStatus
 from penstock.errors import PenstockError
@@ -53,7 +53,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
         self.settings: dict[str, Any] = DEFAULTS | self.options
         self.database: str = self.settings["DATABASE"]
         self._outbox = SyncOutbox(self.settings["SCHEMA"])
-        self._has_outbox: bool | None = self.settings["OUTBOX"]
+        self._found_outbox = False
         self._local = threading.local()
 
     # Enqueue
@@ -79,7 +79,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             worker_ids=[],
         )
         with transaction.atomic(using=self.database):
-            TaskRecord.objects.using(self.database).create(
+            record = TaskRecord.objects.using(self.database).create(
                 id=result.id,
                 task_path=task.module_path,
                 backend=self.alias,
@@ -91,46 +91,62 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
                 status=result.status,
                 enqueued_at=now,
             )
-            self._send(result.id, task, result.args, result.kwargs)
+            self._send(record, task)
         framework.task_enqueued.send(type(self), task_result=result)
         return result
 
-    def _send(self, identity: str, task: Any, args: Any, kwargs: Any) -> None:
+    def _send(self, record: Any, task: Any) -> None:
         queue = self.step_name(task.queue_name, _step(task.priority))
-        payload = {"id": identity, "task": task.module_path, "args": args, "kwargs": kwargs}
+        payload = {
+            "id": record.id,
+            "task": task.module_path,
+            "args": record.args,
+            "kwargs": record.kwargs,
+        }
         later = _aware(task.run_after)
         if self.uses_outbox():
             connection = connections[self.database].connection
-            self._outbox.push(connection, queue, payload, transaction_id=identity, deliver_at=later)
+            self._outbox.push(
+                connection, queue, payload, transaction_id=record.id, deliver_at=later
+            )
             return
         item: dict[str, Any] = {
             "queue": queue,
             "partition": DEFAULT_PARTITION,
             "payload": payload,
-            "transactionId": identity,
+            "transactionId": record.id,
         }
         if later is not None:
             item["deliverAt"] = later.isoformat()
-        transaction.on_commit(lambda: self._push(item), using=self.database)
+        transaction.on_commit(lambda: self._push(item, record), using=self.database)
 
-    def _push(self, item: dict[str, Any]) -> None:
-        body = {"items": [item]}
-        (result,) = self.line().json(
-            "POST", "/api/v1/push", body=body, retry_for=PUSH_PATIENCE_SECONDS
-        )
-        if result["status"] == "failed":
-            raise PenstockError(f"the task was not sent: {result.get('error')}")
+    def _push(self, item: dict[str, Any], record: Any) -> None:
+        """Push a task whose row is committed. A task that cannot be sent has failed."""
+        try:
+            (result,) = self.line().json(
+                "POST", "/api/v1/push", body={"items": [item]}, retry_for=PUSH_PATIENCE_SECONDS
+            )
+            if result["status"] == "failed":
+                raise PenstockError(f"the task was not sent: {result.get('error')}")
+        except PenstockError as error:
+            record.fail(error)
+            raise
 
     def uses_outbox(self) -> bool:
+        """Return whether tasks go through the outbox: as OUTBOX says, or if there is one."""
+        if self.settings["OUTBOX"] is None:
+            self._found_outbox = self._found_outbox or self._has_outbox()
+            return self._found_outbox
+        return bool(self.settings["OUTBOX"])
+
+    def _has_outbox(self) -> bool:
         """Return whether the database has the broker's tables."""
-        if self._has_outbox is None:
-            connection = connections[self.database]
-            self._has_outbox = False
-            if connection.vendor == "postgresql":
-                with connection.cursor() as cursor:
-                    cursor.execute(HAS_OUTBOX, [self.settings["SCHEMA"]])
-                    self._has_outbox = bool(cursor.fetchone()[0])
-        return self._has_outbox
+        connection = connections[self.database]
+        if connection.vendor != "postgresql":
+            return False
+        with connection.cursor() as cursor:
+            cursor.execute(HAS_OUTBOX, [self.settings["SCHEMA"]])
+            return bool(cursor.fetchone()[0])
 
     # Queues of the broker
 
@@ -145,7 +161,6 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
     def brokers(self) -> BlockingBrokers:
         urls = self.settings["URL"] or os.environ.get("PENSTOCK_URL") or DEFAULT_URL
         listed = [url.strip() for url in urls.split(",") if url.strip()]
-        check_urls(listed)
         token = self.settings["TOKEN"] or os.environ.get(TOKEN_VARIABLE)
         return BlockingBrokers(listed, token=token or None)
 
@@ -218,23 +233,19 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             yield from self._check_outbox(where)
 
     def _check_outbox(self, where: str) -> Iterable[Any]:
-        self._has_outbox = None
         try:
-            has_outbox = self.uses_outbox()
+            has_outbox = self._has_outbox()
         except (DatabaseError, ImproperlyConfigured) as error:
-            yield checks.Warning(
-                f"{where}: the database cannot be asked: {error}", id="penstock.W001"
+            text = f"{where}: the database cannot be asked: {error}"
+            yield checks.Warning(text, id="penstock.W001")
+            return
+        if not has_outbox:
+            text = (
+                f"{where}: OUTBOX is set, and the database {self.database!r} has no tables of "
+                f"a broker in the schema {self.settings['SCHEMA']!r}"
             )
-        else:
-            if not has_outbox:
-                text = (
-                    f"{where}: OUTBOX is set, and the database {self.database!r} has no tables of "
-                    f"a broker in the schema {self.settings['SCHEMA']!r}"
-                )
-                hint = "Name this database in the broker's database.url, or remove OUTBOX."
-                yield checks.Error(text, hint=hint, id="penstock.E005")
-        finally:
-            self._has_outbox = self.settings["OUTBOX"]
+            hint = "Name this database in the broker's database.url, or remove OUTBOX."
+            yield checks.Error(text, hint=hint, id="penstock.E005")
 
 
 def _step(priority: int) -> int:

@@ -1,6 +1,12 @@
 """A row per task: its arguments, its status and its result. `get_result` reads it."""
 
+import traceback
+from typing import Any
+
 from django.db import models
+from django.utils import timezone
+
+from penstock.django.framework import TaskResultStatus
 
 
 class TaskRecord(models.Model):  # type: ignore[misc]
@@ -23,3 +29,15 @@ class TaskRecord(models.Model):  # type: ignore[misc]
 
     def __str__(self) -> str:
         return f"{self.task_path} {self.id} {self.status}"
+
+    def fail(self, error: Exception) -> None:
+        """Store that the task failed, and why."""
+        about: dict[str, Any] = {
+            "exception_class_path": f"{type(error).__module__}.{type(error).__qualname__}",
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        self.status = TaskResultStatus.FAILED
+        self.errors = [*self.errors, about]
+        self.return_value = None
+        self.finished_at = timezone.now()
+        self.save(using=self._state.db)

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import threading
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,16 +17,14 @@ from django.db import close_old_connections, connections
 from django.utils import timezone
 
 from penstock.client.blocking import Line
-from penstock.client.brokers import understood
-from penstock.client.messages import Popped, Received
-from penstock.client.settler import Settler, Taken
+from penstock.client.messages import Received
+from penstock.client.settler import Settler
 from penstock.django import framework
 from penstock.django.backend import PRIORITY_STEPS, Backend
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.net.addresses import resource
 from penstock.net.http import HttpAnswer
 from penstock.net.retry import Backoff
-from penstock.protocol.names import QUEUE_MODE
 
 log = logging.getLogger("penstock.django")
 
@@ -42,7 +39,6 @@ OPTIONS = {
     "retentionEnabled": True,
     "completedRetentionSeconds": 3600,
 }
-_popped = msgspec.json.Decoder(Popped[Received])
 
 
 class _Sent(msgspec.Struct):
@@ -116,11 +112,11 @@ class TaskWorker:
                 log.exception("the broker refuses tasks of %s", queue)
                 self._stopping.wait(backoff.delay())
                 continue
-            for message, taken in self._taken(answer):
+            for message in self._settler.take(answer) if answer else ():
                 if self._stopping.is_set():
-                    self._settler.settle(taken, "retry")
+                    self._settler.settle(message, "retry")
                 else:
-                    self._settler.settle(taken, *self._outcome(message))
+                    self._settler.settle(message, *self._outcome(message))
         line.close()
 
     def _pop(self, line: Line, target: str) -> HttpAnswer | None:
@@ -133,19 +129,6 @@ class TaskWorker:
                 return line.abandon(ABANDON_SECONDS)
         line.close()
         raise Unavailable("a pop was not answered in time")
-
-    def _taken(self, answer: HttpAnswer | None) -> list[tuple[Received, Taken]]:
-        if answer is None or not answer.body:
-            return []
-        lease_seconds = float(answer.headers.get("lease-time") or 0)
-        messages = []
-        for message in understood(_popped.decode, answer.body).messages:
-            taken = Taken(
-                message.transaction_id, message.partition_id, message.lease_id, QUEUE_MODE
-            )
-            self._settler.keep(taken, lease_seconds)
-            messages.append((message, taken))
-        return messages
 
     def _outcome(self, message: Received) -> tuple[str, str | None]:
         """Run a task. Returns the status of its message and the reason."""
@@ -184,7 +167,7 @@ class TaskWorker:
             result = self._backend.result_of(record)
         except ImportError as error:
             log.error("task %s cannot be imported: %s", sent.task, error)
-            self._failed(record, error)
+            record.fail(error)
             return "dlq", f"task {sent.task} cannot be imported: {error}"
         framework.task_started.send(type(self._backend), task_result=result)
         context = (framework.TaskContext(task_result=result),) if result.task.takes_context else ()
@@ -193,7 +176,7 @@ class TaskWorker:
             record.return_value = framework.normalize_json(value)
         except Exception as error:  # noqa: BLE001 whatever the task raises is its result
             log.warning("task %s %s failed: %r", sent.task, sent.id, error)
-            self._failed(record, error)
+            record.fail(error)
         else:
             record.status = framework.TaskResultStatus.SUCCESSFUL
             record.finished_at = timezone.now()
@@ -201,15 +184,3 @@ class TaskWorker:
         finished = self._backend.result_of(record)
         framework.task_finished.send(type(self._backend), task_result=finished)
         return "completed", None
-
-    def _failed(self, record: Any, error: Exception) -> None:
-        kind = type(error)
-        about = {
-            "exception_class_path": f"{kind.__module__}.{kind.__qualname__}",
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-        record.status = framework.TaskResultStatus.FAILED
-        record.errors = [*record.errors, about]
-        record.return_value = None
-        record.finished_at = timezone.now()
-        record.save(using=self._backend.database)

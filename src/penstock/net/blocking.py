@@ -1,8 +1,8 @@
 """An HTTP/1.1 connection on a plain socket, for frameworks that fork, use threads or replace the
 socket module (gevent): it has neither an event loop nor a thread.
 
-A connection carries one request at a time. `send` writes it, `receive` reads what has arrived
-without waiting, and `wait` blocks for the answer. `fileno` lets an event loop or `poll` watch many
+A connection carries one request at a time. `send` writes it, and `wait` reads the answer; with a
+timeout of 0 it only reads what has arrived. `fileno` lets an event loop or `poll` watch many
 connections, each with a request that waits at the broker. In a forked child the inherited socket
 belongs to the parent: the child opens its own.
 """
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import Unavailable
 from penstock.net.http import CannotConnect, HttpAnswer, render_headers
 from penstock.net.tls import client_context, explain
 
@@ -34,10 +34,8 @@ class BlockingConnection:
         timeout: float = 5.0,
     ) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"not an HTTP address: {url!r}")
         self.url = url
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or client_context()) if parts.scheme == "https" else None
         self._timeout = timeout  # seconds to connect, and to send
@@ -77,7 +75,7 @@ class BlockingConnection:
             self._served = int(stale)
             raise Unavailable(f"{self._host}:{self._port}: {explain(error)}") from error
 
-    def receive(self) -> HttpAnswer | None:
+    def _receive(self) -> HttpAnswer | None:
         """Read what has arrived. Returns the answer once it is whole, and None until then."""
         while self._socket is not None and self._answer is None:
             try:
@@ -106,20 +104,17 @@ class BlockingConnection:
                 self.close()
         return answer
 
-    def wait(self, timeout: float) -> HttpAnswer:
-        """Wait for the answer. Raises `TimeoutError` and closes the connection if it is late."""
+    def wait(self, timeout: float) -> HttpAnswer | None:
+        """Wait for the answer, and return None if it has not arrived after `timeout` seconds."""
         deadline = time.monotonic() + timeout
-        while True:
-            answer = self.receive()
-            if answer is not None:
-                return answer
+        while (answer := self._receive()) is None:
             remaining = deadline - time.monotonic()
             if self._socket is None or remaining <= 0:
-                self.close()
-                raise TimeoutError(f"no answer from {self._host}:{self._port} within {timeout:g} s")
+                return None
             poll = select.poll()
             poll.register(self._socket, select.POLLIN)
             poll.poll(remaining * 1000)
+        return answer
 
     def abandon(self, timeout: float) -> HttpAnswer | None:
         """End a request that waits at the broker and close the connection. Returns the answer if

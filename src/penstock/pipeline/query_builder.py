@@ -220,6 +220,8 @@ class JoinedTable:
     def at(self, session: Any, number: int) -> Any:
         every = self._source.refresh
         if self._frame is None or (every and number - self._read >= every):
+            if self._frame is not None:
+                self._frame.unpersist()
             self._frame, self._read = read_source(session, self._pipeline, self._source), number
         return self._frame
 
@@ -413,7 +415,8 @@ def read_source(spark: Any, pipeline: PipelineFile, source: PipelineSource) -> A
     if source.static:
         reader = spark.read.format(source.kind).options(**texts(source.options))
         if source.jdbc:
-            return reader.option("url", source.jdbc).load()
+            frame = reader.option("url", source.jdbc).load()
+            return frame if source.refresh == 1 else frame.persist()  # each batch would ask again
         return reader.load(source.parquet)
     reader = spark.readStream if pipeline.streaming else spark.read
     if source.columns:

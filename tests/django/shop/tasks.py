@@ -4,7 +4,10 @@ import os
 import time
 from pathlib import Path
 
-from django_tasks import TaskContext, task
+try:
+    from django.tasks import TaskContext, task
+except ImportError:  # before Django 6
+    from django_tasks import TaskContext, task
 
 
 def write(event: str, name: str) -> None:
