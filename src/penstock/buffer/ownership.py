@@ -1,6 +1,4 @@
-"""The files of this process: its own, and those it inherits from processes that died (see files.py
-for the rules).
-"""
+"""The buffer files of this process, and those it adopts from dead processes (see files.py)."""
 
 import logging
 import time
@@ -19,7 +17,7 @@ log = logging.getLogger("penstock.buffer")
 
 
 class BufferOwnership:
-    """Which owners' files are ours. `begin` and `adopt` block."""
+    """Holds the locks of all owners whose files are ours. `begin` and `adopt` block."""
 
     def __init__(self, storage: BufferStorage, failed: FailedEvents) -> None:
         self._directory = storage.directory
@@ -30,14 +28,14 @@ class BufferOwnership:
         self._own = ""  # the tag of our own files
 
     def begin(self) -> None:
-        """Make the directory if need be and become an owner."""
+        """Create the directory if it is missing, and become an owner."""
         self._fs.make_dir(self._directory)
         lock = files.new_owner(self._directory)
         self._locks[lock.tag] = lock
         self._own = self._namer.tag = lock.tag
 
     def adopt(self) -> list[BufferFile]:
-        """The files of processes that died since the last look, in the order of their replay."""
+        """Adopt the files of processes that have died. Return them in replay order."""
         entries = self._fs.list_dir(self._directory)
         tags = {name.tag for name in map(files.parse, entries) if name}
         tags |= {tag for tag in map(files.tag_of_lock, entries) if tag} | self._failed.tags()
@@ -51,7 +49,7 @@ class BufferOwnership:
             return []
         self._place_in_time(taken)
         self._failed.adopt(taken)
-        # Listed again: until the lock was ours, its owner may have made, renamed and deleted files.
+        # List again: the owner may have changed files until we had its lock.
         names = self._names(self._directory, taken)
         names.sort(key=lambda name: (KINDS.index(name.kind), name.id))
         adopted = [file for file in map(self._recovered, names) if file]
@@ -88,17 +86,17 @@ class BufferOwnership:
             if name.active:
                 file.complete(self._fs)
                 log.info(
-                    "Recovered %s of a process that ended without completing it: %d events",
+                    "Recovered %s, which a process left incomplete: %d events",
                     *(file.name, file.events),
                 )
         except StorageFailed as error:
-            log.error("%s: replay will try again", error)
+            log.error("%s: the replay will try again", error)
         return file
 
     def release_unused(
         self, remaining: Iterable[BufferFile], among: Iterable[str] | None = None
     ) -> None:
-        """Give up the tags of the dead (or those `among` them) that have no file left."""
+        """Release the locks of dead owners without files, all or those `among` the tags."""
         used = {file.name.tag for file in self._failed.files.values()}
         used |= {file.name.tag for file in remaining}
         for tag in list(self._locks if among is None else among):
@@ -106,7 +104,7 @@ class BufferOwnership:
                 self._locks.pop(tag).release(remove=True)
 
     def release_all(self, remaining: Iterable[BufferFile]) -> None:
-        """Give up everything: whoever comes next adopts what is left."""
+        """Release all locks. The next process adopts the remaining files."""
         self._own = ""
         self.release_unused(remaining)
         for lock in self._locks.values():
