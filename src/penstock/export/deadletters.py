@@ -1,16 +1,14 @@
-"""The dead letters of a route: records no retry will help, with the reason, in a file a person can
-read.
+"""Store the dead letters of a route in a readable file, each with the reason of its failure.
 
     deadletters.ndjson    one line per record: <CRC32C of the rest: 8 hex digits> <JSON object>\\n
         {"sequence", "index", "reason", "detail", "attempts", "enqueued", "died", "record",
          "encoding"}
     `record` is the text of the record (encoding "utf-8"), or its base64 when it is not UTF-8.
 
-A record goes in before its block is completed, and is synced, so a crash in between finds it again;
-the same record is not written twice, because (sequence, index) of the lines in the file is
-remembered. A torn last line is cut at opening. Replaying moves the file aside, pushes its records
-as new ones, and removes it when they are accepted; lines that are damaged cannot be replayed and go
-to `quarantine/`.
+A record is written and synced before its block is completed, so a crash cannot lose it. It is not
+written twice, because the (sequence, index) of each line is kept in memory. Opening the file cuts a
+torn last line. A replay renames the file, pushes its records as new ones, and removes the file when
+they are accepted. Damaged lines cannot be replayed and go to `quarantine/`.
 """
 
 import base64
@@ -79,7 +77,7 @@ def read_letters(data: bytes) -> Iterator[DeadRecord | None]:
 
 
 class DeadRecords:
-    """Blocking and thread-safe: the lock protects the files."""
+    """The dead letters of a route. All calls block; a lock protects the files."""
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
         self._fs = fs
@@ -138,19 +136,17 @@ class DeadRecords:
             self._file.append(lines)
             self._file.sync()
         except StorageError:
-            self._close()  # one whose sync failed takes no more: it is opened again next time
+            self._close()  # after a failed sync, open the file again
             raise
 
     def page(self, offset: int, limit: int) -> Sequence[DeadRecord | None]:
-        """Return `limit` records from the `offset`-th on, those of an interrupted replay first;
-        None stands for a damaged one.
-        """
+        """Return a page of records, those of an interrupted replay first; None if damaged."""
         with self._lock:
             lines = (self._read(REPLAYING) + self._read(NAME)).splitlines(keepends=True)
         return [parse_line(line) for line in lines[offset : offset + limit]]
 
     def begin_replay(self) -> list[DeadRecord]:
-        """Move the letters aside and return them, until `end_replay`. One at a time."""
+        """Rename the file and return its letters. Call `end_replay` before the next replay."""
         with self._lock:
             self._close()
             if not self._read(REPLAYING):
