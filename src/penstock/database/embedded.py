@@ -13,7 +13,7 @@ data directory, or as the system user `penstock` if root owns the directory. Tha
 it is missing. The private directory gets the user's group; its parent directories do not change. If
 the user cannot enter one of them (such as /root), a new cluster is created in /var/lib/penstock and
 our directory becomes a link to it (see `cluster_link`). Binaries that the user cannot reach are
-copied to /var/cache/penstock. An existing cluster is never moved: the start fails with advice.
+copied to /var/cache/penstock. If the user cannot reach an existing cluster, the start fails.
 
 A copied data directory gets a server of its own, even if it was copied while the server ran: lock
 files that name a server in another directory are removed.
@@ -383,7 +383,7 @@ class EmbeddedPostgres:
         return f"the embedded PostgreSQL failed at {program}:"
 
     def _is_ready_before(self, process: subprocess.Popen[bytes]) -> bool:
-        """Return whether the server is ready before `pg_ctl` ends; it polls every 100 ms."""
+        """Return whether the server is ready before `pg_ctl`, which polls every 100 ms, ends."""
         while process.poll() is None:
             if self.pid() is not None and self._status() == "ready":
                 threading.Thread(target=process.wait, daemon=True).start()

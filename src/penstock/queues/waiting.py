@@ -40,7 +40,7 @@ NOTIFY_SECONDS = 0.02
 DELAYED = ""
 NOTIFIED_PARTITIONS = 16  # partitions that may have messages in a notified queue
 MAX_PAYLOAD_BYTES = 7000
-MAX_HAND_OFFS = 64  # pops that one push may serve
+MAX_HAND_OFFS = 64  # pops of a group that one push may serve
 HELLO_SECONDS = 30.0
 FORGET_SECONDS = 3 * HELLO_SECONDS  # then a silent broker is gone
 
