@@ -485,6 +485,6 @@ def _require_reach(path: Path, account: pwd.struct_passwd) -> None:
     raise Unavailable(
         f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, "
         f"who may not enter {closed} "
-        f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), "
-        f"or let everybody pass (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
+        f"(mode {mode:04o}) on the way to {path}. Run the broker as its own user (recommended), "
+        f"allow all users to enter (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
     )

@@ -6,7 +6,7 @@ gap is refused, so records are stored once and in order. An unknown producer may
 history may have expired.
 
 Sequences from `SPARSE` on may leave gaps but must grow. They number something larger than a batch,
-such as the epochs of a Spark query. A sequence that is older than all remembered ones counts as
+such as the epochs of a Spark query. A sequence below the last one that is not remembered counts as
 stored. Its offsets are unknown, so the answer says 0 records.
 
 Kafka's idempotent producers share the table. They number records modulo 2^31, and a batch has the

@@ -8,7 +8,7 @@ collected and sent in a call of their own, the first at once, then at most every
 After a reconnect, notices may be lost, so all pops are woken. Waiting pops also poll every
 `poll_interval`.
 
-A broker that is alone sends no notices. Each broker announces itself when it starts to listen and
+A broker that is alone announces no queues. Each broker announces itself when it starts to listen and
 every `HELLO_SECONDS`. When a broker hears of another for the first time, both wake all pops, since
 neither has notified the other before. A silent broker is forgotten.
 """

@@ -173,7 +173,7 @@ class _Appender:
             raise InvalidRequest(
                 f"batch {self._claim.batch} of {self._claim.app!r} was written to topic {label!r} "
                 f"{OTHER_ROWS}: {stored} then, {wanted} now. Two writes must not share "
-                "an appId: use another one."
+                "an appId. Give this one an appId of its own."
             )
 
 
