@@ -314,8 +314,7 @@ class EmbeddedPostgres:
         self.directory.rmdir()
         self.directory.symlink_to(target)
         log.warning(
-            "the embedded PostgreSQL runs as the user %s, who may not enter %s: "
-            "its data is in %s",
+            "the embedded PostgreSQL runs as the user %s, who may not enter %s: its data is in %s",
             account.pw_name,
             closed,
             target,

@@ -8,8 +8,8 @@ collected and sent in a call of their own, the first at once, then at most every
 After a reconnect, notices may be lost, so all pops are woken. Waiting pops also poll every
 `poll_interval`.
 
-A broker that is alone announces no queues. Each broker announces itself when it starts to listen and
-every `HELLO_SECONDS`. When a broker hears of another for the first time, both wake all pops, since
+A broker that is alone announces no queues. Each broker announces itself when it starts to listen,
+then every `HELLO_SECONDS`. When a broker hears of another for the first time, both wake all pops:
 neither has notified the other before. A silent broker is forgotten.
 """
 
@@ -54,9 +54,7 @@ class WaitingPop(Generic[D]):
         self.group = group
         self.queues: list[str] = []  # the pop is registered under each
         self.partition: int | None = None  # set: pop only from this partition
-        self.take: Any = (
-            None  # the `Take` that a push may do for the pop; None: it must poll
-        )
+        self.take: Any = None  # the `Take` that a push may do for the pop; None: it must poll
         self.claimed = False  # a push takes for it: new messages do not wake it
         self._parked: asyncio.Future[D | None] | None = None
         self._woken = False  # it was woken during its poll

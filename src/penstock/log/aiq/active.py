@@ -1,5 +1,4 @@
-"""Open the active segment: trust it up to the checkpoint, scan the rest, cut an unfinished commit.
-"""
+"""Open the active segment: trust the checkpoint, scan the rest, cut an unfinished commit."""
 
 import contextlib
 
