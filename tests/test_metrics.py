@@ -1,10 +1,8 @@
-import math
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.metrics import Metrics
 
@@ -30,27 +28,6 @@ def test_the_text_format_has_counters_gauges_and_cumulative_buckets():
     assert 'penstock_wait_seconds_bucket{le="1.0"} 3.0' in text
     assert 'penstock_wait_seconds_bucket{le="+Inf"} 4.0' in text
     assert "penstock_wait_seconds_sum 6.05" in text
-
-
-def test_label_values_of_any_text_survive_the_text_format():
-    metrics = Metrics()
-    name = 'a "quoted"\\ name\nin two lines'
-    metrics.counter("penstock_x_total", "X", "queue").add(2, name)
-    metrics.gauge("penstock_ratio", "Ratio", "queue", read=lambda: {(name,): float("nan")})
-    _, counter, gauge = text_string_to_metric_families(metrics.text().decode())
-    assert (counter.name, counter.type, gauge.type) == ("penstock_x", "counter", "gauge")
-    assert [(sample.labels, sample.value) for sample in counter.samples] == [({"queue": name}, 2)]
-    assert math.isnan(gauge.samples[0].value)
-
-
-def test_labels_are_sorted_and_special_values_are_written_as_prometheus_does():
-    metrics = Metrics()
-    metrics.counter("penstock_x_total", "X", "route", "reason").add(2, "r", "full")
-    ages = {("a",): math.inf, ("b",): -math.inf, ("c",): math.nan}
-    metrics.gauge("penstock_age", "Age", "kind", read=lambda: ages)
-    lines = metrics.text().decode().splitlines()
-    assert 'penstock_x_total{reason="full",route="r"} 2.0' in lines
-    assert [line.split()[-1] for line in lines[-3:]] == ["+Inf", "-Inf", "NaN"]
 
 
 def test_an_instrument_is_there_before_its_first_value():

@@ -1,8 +1,10 @@
 """Instruments that are cheap to update and formatted only at a scrape.
 
 A component owns its instruments as attributes and updates them per batch. The event loop and pool
-threads update the same counters, so each instrument has a lock (about 0.2 us per update). A gauge
-may be a function, so that derived state is not stored twice.
+threads update the same counters, so each instrument has a lock (about 0.2 us per update).
+`prometheus_client` renders the text format; `Metrics` is one custom collector for it. It is
+imported at the first scrape (3 MiB). A gauge may be a function, so that derived state is not stored
+twice.
 
     metrics = Metrics()
     appended = metrics.counter("penstock_topic_records_total", "Records appended", "topic")
@@ -17,6 +19,7 @@ because a scrape adds up several processes. Beyond that, values go to `(other)` 
 """
 
 import math
+import operator
 import os
 import resource
 import threading
@@ -25,7 +28,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
 
 LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MAX_SERIES = 1000
@@ -35,8 +41,6 @@ FOLDED = frozenset(("queue", "group", "topic"))  # labels with values that users
 Labels = tuple[str, ...]
 Merge = Literal["sum", "max"]
 Instrument = TypeVar("Instrument", "Counter", "Gauge", "Histogram")
-_SPECIAL = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Counter:
@@ -49,11 +53,6 @@ class Counter:
         self.most = most  # bound of the values, if users choose the labels
         self._lock = threading.Lock()  # guards `values`
         self.values: dict[Labels, float] = {} if labels else {(): 0}
-
-    @property
-    def kind(self) -> str:
-        """Return the type in a scrape. metrics-governor has names without the suffix _total."""
-        return "counter" if self.name.endswith("_total") else "untyped"
 
     def add(self, amount: float = 1, *label_values: str) -> None:
         with self._lock:
@@ -79,8 +78,17 @@ class Counter:
         with self._lock:
             return self.values.copy()
 
-    def combine(self, one: float, other: float) -> float:
-        return one + other
+    combine = staticmethod(operator.add)
+
+    def family(self) -> "Metric":
+        from prometheus_client.core import CounterMetricFamily, UnknownMetricFamily
+
+        # A name of metrics-governor without the suffix _total is exported as untyped.
+        kind = CounterMetricFamily if self.name.endswith("_total") else UnknownMetricFamily
+        family = kind(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
 
 
 class Gauge:
@@ -99,10 +107,6 @@ class Gauge:
         self.name, self.help, self.labels, self.read, self.merge = name, help, labels, read, merge
         self.values: dict[Labels, float] = {}
 
-    @property
-    def kind(self) -> str:
-        return "untyped" if self.name.endswith("_total") else "gauge"
-
     def set(self, value: float, *label_values: str) -> None:
         self.values[label_values] = value
 
@@ -118,13 +122,20 @@ class Gauge:
     def combine(self, one: float, other: float) -> float:
         return max(one, other) if self.merge == "max" else one + other
 
+    def family(self) -> "Metric":
+        from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+
+        kind = UnknownMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
+        family = kind(self.name, self.help, labels=self.labels)
+        for labels, value in self.current().items():
+            family.add_metric(labels, value)
+        return family
+
 
 class Histogram:
     """Observations counted in buckets, per combination of label values."""
 
     __slots__ = ("_lock", "bounds", "help", "labels", "most", "name", "values")
-
-    kind = "histogram"
 
     def __init__(
         self,
@@ -158,29 +169,17 @@ class Histogram:
     def combine(self, one: list[float], other: list[float]) -> list[float]:
         return [a + b for a, b in zip(one, other, strict=True)]
 
+    def family(self) -> "Metric":
+        from prometheus_client.core import HistogramMetricFamily
 
-Pairs = list[tuple[str, str]]
-
-
-def _samples(instrument: Any, values: Mapping[Labels, Any]) -> Iterator[tuple[str, Pairs, float]]:
-    """Yield the samples of an instrument: name, labels and number."""
-    name = instrument.name
-    for labels, value in values.items():
-        pairs = list(zip(instrument.labels, labels, strict=True))
-        if not isinstance(instrument, Histogram):
-            yield name, pairs, value
-            continue
-        running = 0.0
-        for bound, counted in zip((*map(str, instrument.bounds), "+Inf"), value, strict=False):
-            running += counted
-            yield f"{name}_bucket", [*pairs, ("le", bound)], running
-        yield f"{name}_count", pairs, running
-        yield f"{name}_sum", pairs, value[-1]
-
-
-def _named(name: str, pairs: Pairs) -> str:
-    labels = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs)
-    return f"{name}{{{labels}}}" if labels else name
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, row in self.values.items():
+            buckets, running = [], 0.0
+            for bound, counted in zip((*map(str, self.bounds), "+Inf"), row[:-1], strict=True):
+                running += counted
+                buckets.append((bound, running))
+            family.add_metric(labels, buckets, row[-1])
+        return family
 
 
 def folded(instrument: Any, values: dict[Labels, Any], most: int) -> dict[Labels, Any]:
@@ -249,6 +248,12 @@ class Metrics:
         one = self._instruments.get(name)
         return one.current() if isinstance(one, Counter | Gauge) else {}
 
+    def collect(self) -> Iterator["Metric"]:
+        """Yield metric families; prometheus_client calls this when it writes a scrape."""
+        for instrument in self._instruments.values():
+            instrument.values = folded(instrument, instrument.values, self.max_series)
+            yield instrument.family()
+
     def state(self) -> "State":
         """Return everything as plain data, for the process that answers the scrape."""
         state: State = {}
@@ -294,13 +299,11 @@ class Metrics:
 
     def written(self) -> bytes:
         """Return the Prometheus text format of a scrape."""
-        lines = []
-        for one, samples in self._samples():
-            lines.append(f"# HELP {one.name} {one.help}\n# TYPE {one.name} {one.kind}\n")
-            for name, pairs, value in samples:
-                number = repr(float(value))
-                lines.append(f"{_named(name, sorted(pairs))} {_SPECIAL.get(number, number)}\n")
-        return "".join(lines).encode()
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
 
     def snapshot(self, others: Iterable["State"] = ()) -> dict[str, Any]:
         """Return every sample as plain JSON: name, or name{label="value"}, to number."""
@@ -308,16 +311,12 @@ class Metrics:
 
     def samples(self) -> dict[str, Any]:
         """Return the samples of a scrape by name, as in `snapshot`."""
-        return {
-            _named(name, pairs): value
-            for _, samples in self._samples()
-            for name, pairs, value in samples
-        }
-
-    def _samples(self) -> Iterator[tuple[Any, Iterator[tuple[str, Pairs, float]]]]:
-        for one in self._instruments.values():
-            values: Any = one.current()
-            yield one, _samples(one, folded(one, values, self.max_series))
+        samples: dict[str, Any] = {}
+        for family in self.collect():
+            for sample in family.samples:
+                labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+                samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return samples
 
 
 def add_process(metrics: Metrics) -> None:
