@@ -10,9 +10,9 @@ A push takes for pops that are parked here, in the call that stores the message
 after one commit instead of two. Order and leases are those of any pop, because it is the same
 function under the same locks. A pop that the push could not serve is woken and takes by itself.
 
-Auto-ack is a lease that we complete before answering. One call would be faster, but if the
-connection broke after its commit nobody would know which messages went missing; the outcome of each
-of the two can be found out.
+Auto-ack is a lease that is completed before the answer. One call would be faster, but if the
+connection broke after its commit, the messages it took would be unknown. The outcome of each of two
+calls can be asked for.
 
 A pop may bring acknowledgements along: they are settled first, in the same commit, so that a
 consumer's loop is one request and one commit per batch. They stay so whatever becomes of the pop.

@@ -410,10 +410,12 @@ class SharedTopics:
         for row in await self.calls.logs() if self.mover.holding else []:
             report = report_of(row)
             async for size in check(row["id"], report, self._database.browse, self._fetch):
-                found, report.findings = report.findings, []
-                for one in found:
-                    log.error("topic %s: %s: %s (scrub)", report.topic, one.file, one.what)
-                yield size, found
+                findings, report.findings = report.findings, []
+                for finding in findings:
+                    log.error(
+                        "topic %s: %s: %s (scrub)", report.topic, finding.file, finding.what
+                    )
+                yield size, findings
 
     # Objects
 
