@@ -110,7 +110,7 @@ def test_nothing_survives_in_a_directory_that_is_closed_to_postgresql(scratch: P
     )
     assert run.stdout == "up\n", run.stderr
     assert not list(closed.iterdir())
-    outside = re.search(r"its data lies in (\S+)", run.stderr)
+    outside = re.search(r"its data is in (\S+)", run.stderr)
     assert (outside is not None) == (os.geteuid() == 0)
     assert outside is None or not Path(outside[1]).exists()
 

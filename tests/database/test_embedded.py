@@ -180,7 +180,7 @@ def test_a_directory_for_the_socket_that_somebody_else_made_is_refused(scratch):
     try:
         shutil.chown(server.socket_directory, "nobody")
         with pytest.raises(
-            Unavailable, match=f"{server.socket_directory} .* belongs to somebody else"
+            Unavailable, match=f"{server.socket_directory} .* belongs to another user"
         ):
             server.start()
     finally:

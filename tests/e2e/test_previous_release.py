@@ -180,12 +180,13 @@ async def test_the_release_before_joins_this_one_or_says_why_it_cannot(
             await asyncio.to_thread(before.start, wait=False)
             process = before.process
             assert process is not None
-            await eventually(lambda: "HTTP" in before.addresses or process.poll() is not None, 90)
-            if process.poll() is None:
-                await ledger.progress()
-                await asyncio.to_thread(this.stop)
-            else:
+            try:
+                await asyncio.to_thread(before.wait_until_started)
+            except RuntimeError:
                 assert process.returncode == 2
                 assert NEWER in before.log
+            else:
+                await ledger.progress()
+                await asyncio.to_thread(this.stop)
             await ledger.progress()
         ledger.check(await releases.stored())

@@ -278,7 +278,7 @@ def test_executors_read_over_tls_with_the_ca_that_the_driver_has(over_tls, tmp_p
     (tmp_path / "ca.pem").unlink()  # executors run elsewhere
     executor = pickle.loads(pickle.dumps(reader))
     assert [row["payload"] for row in rows_of(executor, tasks)] == [b"%d" % i for i in range(20)]
-    with pytest.raises(InvalidRequest, match="not from a CA we believe"):
+    with pytest.raises(InvalidRequest, match="not from a trusted CA"):
         batch_rows(broker=options["broker"], topic="in")
 
 

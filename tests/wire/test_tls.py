@@ -217,7 +217,7 @@ async def test_clients_say_what_is_wrong_with_a_certificate(made: Made, tmp_path
 
     for certificate, name, ca, said in (
         (Certificate(*expired), "localhost", made.ca, "has expired"),
-        (made.certificate(), "localhost", None, "not from a CA we believe"),
+        (made.certificate(), "localhost", None, "not from a trusted CA"),
         (made.certificate(), "127.0.0.1", made.ca, "not accepted: IP address mismatch"),
     ):
         async with serving(tmp_path / "data", tls=certificate) as served:
@@ -319,7 +319,7 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
         push.push([b"{}"], repeatable=True)
     push.close()
     push = PushLink(f"https://localhost:{in_thread.http.port}", None, 0.1)
-    with pytest.raises(InvalidRequest, match="not from a CA we believe"):
+    with pytest.raises(InvalidRequest, match="not from a trusted CA"):
         push.push([b"{}"], repeatable=True)
     push.close()
     monkeypatch.setenv("PENSTOCK_CA_FILE", str(made.ca))
@@ -341,6 +341,6 @@ async def test_a_route_mirrors_to_a_broker_with_tls(made: Made, tmp_path: Path) 
         await mirror.stop()
         assert served.topics.require("mirror").read(0).payloads() == records
         stranger = BrokerDestination(BrokerTarget(url=url, topic="mirror"))
-        with pytest.raises(RetryLater, match="not from a CA we believe"):
+        with pytest.raises(RetryLater, match="not from a trusted CA"):
             await stranger.send(batch, stranger.prepare(batch))
         await stranger.stop()

@@ -27,7 +27,7 @@ from penstock.topics.store import TRASH, UNFINISHED
 from penstock.topics.tier.tier import CACHE as TIER_CACHE
 from penstock.topics.tier.tier import DIRECTORY as TIER_DIRECTORY
 
-COPIES = 4  # files at a time
+COPIES = 4  # concurrent copies
 
 
 OF_TOPICS = (LOGS, TRASH, UNFINISHED)  # copied topic by topic, or not at all
@@ -47,7 +47,7 @@ def create(
     them.
     """
     if manifest.NAME in place.names():
-        raise Conflict(f"{place.address} already has a backup: name an empty place")
+        raise Conflict(f"{place.address} already has a backup: name an empty location")
     raise_file_limit()  # all files of a topic are open at once
     backup = _Backup(loaded, place, programs, progress)
     topics = loaded.config.topics
@@ -68,8 +68,8 @@ class _Backup:
         self._programs = programs
         self._meter = Meter(progress)
         self._manifest = BackupManifest(__version__, _now())
-        self.tier: ObjectStore | None = None  # set: copy the segments that are only there
-        self.shared_tier: ObjectStore | None = None  # set: copy the objects of shared topics
+        self.tier: ObjectStore | None = None  # if set, copy the segments that are only there
+        self.shared_tier: ObjectStore | None = None  # if set, copy the objects of shared topics
 
     def run(self) -> BackupManifest:
         config = self._config
@@ -141,7 +141,7 @@ class _Backup:
             for kind in one.files:
                 blocks = StoredObject.of(stored.incarnation, one, kind).blocks(self.tier)
                 self._write(f"{target}/{sealed_name(kind, one.base)}", blocks)
-        del snapshot.small[TIER]  # the backup has all segments itself
+        del snapshot.small[TIER]  # the backup has all segments
 
     def _copy_shared(self, objects: list[str]) -> None:
         """Copy the objects that rows of shared topics refer to, or record that they stay there."""

@@ -1,21 +1,21 @@
-"""How fast pushes may join a backlog that is being replayed.
+"""Limit how fast pushes join a backlog that is being replayed.
 
-Files take events faster than the database does. Without a limit, busy producers would keep the
-backlog of their partitions growing for ever after a short outage. So while a replay runs, each two
-events it commits admit one new one behind them: the backlog at least halves with every pass. For
-the last few events nobody is admitted: pushes wait some milliseconds for those to be committed and
-then go to the database directly. Waiting pushes keep their order.
+A file takes events faster than the database does. Without a limit, busy producers could keep the
+backlog of their partitions growing forever after a short outage. So while a replay runs, two
+committed events admit one new event: every pass at least halves the backlog. During the last pass
+no push is admitted. Pushes wait some milliseconds until it is committed, and then go to the
+database directly. Waiting pushes keep their order.
 """
 
 import asyncio
 from collections import deque
 
-FIRST_EVENTS = 1000  # admitted at once: a short outage passes unnoticed
+FIRST_EVENTS = 1000  # admitted at once, so that a short outage delays no push
 SHARE = 0.5
 
 
 class Admission:
-    """Closed and open again by the replay; asked by pushes that have to go behind the backlog."""
+    """Asked by pushes that have to go behind the backlog; opened and closed by the replay."""
 
     def __init__(self) -> None:
         self._replaying = False
@@ -31,7 +31,7 @@ class Admission:
         self._replaying, self._closing, self._credit = True, False, FIRST_EVENTS
 
     def close(self) -> None:
-        """The next pass is the last: admit nobody until it is over."""
+        """Admit no push until the last pass is over."""
         self._closing = True
 
     def committed(self, events: int) -> None:
@@ -43,7 +43,7 @@ class Admission:
                 waiter.set_result(True)
 
     def end(self) -> None:
-        """The replay is over, well or not: everybody looks again where to go."""
+        """End the replay. Waiting pushes choose again where to go."""
         self._replaying = self._closing = False
         while self._line:
             waiter = self._line.popleft()[1]
@@ -51,7 +51,7 @@ class Admission:
                 waiter.set_result(False)
 
     async def ask(self, events: int) -> bool:
-        """True: go behind the backlog. False: things have changed, look again."""
+        """Wait for admission. True: join the backlog; False: the replay ended, choose again."""
         if not self._replaying:
             return True
         if (

@@ -1,13 +1,12 @@
-"""What is buffered and not yet committed, and which partitions have to wait for it.
+"""The events that are buffered and not yet committed, and the partitions that wait for them.
 
-A partition (queue, name) is *held* while any event of it is on its way to a file or in a file that
-is not yet replayed. New pushes to a held partition go behind those events; its direct path opens
-again at the moment the last of them is committed. Holds are counted per holder (a submission, a
-file), not per event: an event that is in two files, or in one of them twice, can only keep a hold
-longer, never end it early.
+A partition (queue, name) is *held* while an event of it is being written to a file, or is in a
+file that is not replayed. New pushes to a held partition go behind those events. When the last of
+them is committed, pushes go to the database directly again. Holds are counted per holder (a
+submission or a file), not per event: an event that is in two files, or twice in one, may prolong a
+hold but never ends it early.
 
-A file taken over from a dead process holds everything until somebody has looked which partitions
-are in it.
+An adopted file holds all partitions until it was read.
 """
 
 from collections.abc import Iterable
@@ -27,41 +26,41 @@ def keys_of(items: Iterable[Item]) -> set[Key]:
 
 @dataclass(slots=True, eq=False)
 class BufferFile:
-    """One file of ours and what we know of its contents."""
+    """A file of this process, and what is known of its content."""
 
     name: Name
     path: Path
     events: int = 0
     size: int = 0
-    # None: not looked at yet, so it holds everything.
+    # None: not read yet, so it holds all partitions.
     keys: set[Key] | None = field(default_factory=set)
     done: int = 0  # events replayed so far, for the progress shown
     disk_failures: int = 0  # times the disk failed us during its replay
 
     def complete(self, fs: Fs) -> None:
-        """Take the name of a file that is not written any more. Blocks."""
+        """Rename a file that is not written any more. Blocks."""
         path = self.path.with_name(str(self.name.complete))
         fs.rename(self.path, path)
         self.name, self.path = self.name.complete, path
 
 
 class BufferBacklog:
-    """The complete files in the order of their replay, and the holds of files and submissions."""
+    """The complete files, in the order of their replay, and the holds."""
 
     def __init__(self) -> None:
         self.files: list[BufferFile] = []
         self._holders: dict[Key, int] = {}
         self._same: dict[Key, Key] = {}  # one tuple per partition, however many files mention it
-        self._unknown = 0  # files that hold everything
+        self._unknown = 0  # files that hold all partitions
 
     def add(self, file: BufferFile) -> None:
-        """A file is complete; what it holds was transferred to it while it was written."""
+        """Add a complete file. Its holds were transferred to it while it was written."""
         if file.keys is None:
             self._unknown += 1
         self.files.append(file)
 
     def learn(self, file: BufferFile, keys: set[Key]) -> None:
-        """A file that held everything was looked at."""
+        """Limit the hold of an adopted file to the partitions in it."""
         if file.keys is None and file in self.files:
             file.keys = set()
             self.hold(keys)
@@ -69,7 +68,7 @@ class BufferBacklog:
             self._unknown -= 1
 
     def remove(self, file: BufferFile) -> None:
-        """All events of the file are committed or set aside."""
+        """Remove a file whose events are all committed or set aside."""
         self.files.remove(file)
         if file.keys is None:
             self._unknown -= 1
@@ -82,7 +81,7 @@ class BufferBacklog:
             self._holders[key] = self._holders.get(key, 0) + 1
 
     def transfer(self, keys: set[Key], file: BufferFile) -> None:
-        """The submission that held these keys is in `file` now, which holds them in its place."""
+        """Transfer the holds of a submission to `file`, which contains it now."""
         assert file.keys is not None
         for key in keys:
             if key in file.keys:
@@ -97,7 +96,7 @@ class BufferBacklog:
                 del self._holders[key], self._same[key]
 
     def holds(self, items: Iterable[Item]) -> bool:
-        """Whether any of these items would overtake an older event."""
+        """Return whether one of these items would overtake an older event."""
         if self._unknown:
             return True
         holders = self._holders
@@ -105,7 +104,7 @@ class BufferBacklog:
 
     @property
     def held(self) -> int:
-        """Partitions that wait for the backlog."""
+        """Return the number of partitions that wait for the backlog."""
         return len(self._holders)
 
     def events(self) -> int:

@@ -1,27 +1,27 @@
-"""Stands between the push handler and the queue engine, with the same `push`, and never loses an
-event it has answered.
+"""The buffer stands between the push handler and the queue engine. It has the same `push`, and
+never loses an event that it has acknowledged.
 
 Where a push goes:
 
     QoS 0 asked for                      the QoS 0 file, committed in batches        (qos0.py)
     the database is up                   the engine, directly
     the database is down, maintenance    the failover file, by group commit          (journal.py)
-    older events of a partition wait     behind them in the failover file            (backlog.py,
+    older events of a partition wait     the failover file, behind them              (backlog.py,
                                                                                       admission.py)
-    it is part of a transaction          the database, once nothing older waits here
+    it is part of a transaction          the database, when no older event waits here
 
 Every event has a transaction id before it is written anywhere. A push whose outcome is unknown (the
-connection broke) goes to the failover file under the same id, and replay finds out whether it is in
-the database already.
+connection broke) goes to the failover file under the same id, and the replay stores it unless the
+database has it already.
 
 Order, per partition, as pushes arrive:
 - *Down.* Pushes that were in flight when the database went down are written to the file before any
-  later push: those wait until all the former have failed, a matter of milliseconds since the
-  connections are cut.
-- *Up.* A partition's direct path opens when its last buffered event is committed, not before.
+  later push. Later pushes wait until all of them have failed. The connections are cut, so this
+  takes milliseconds.
+- *Up.* Pushes to a partition go to the database directly once its last buffered event is committed.
 
-Files belong to a process (files.py); those of a dead one are adopted at start and every two
-seconds.
+Files belong to a process (files.py). The files of a dead process are adopted at the start and every
+two seconds.
 """
 
 import asyncio
@@ -63,9 +63,9 @@ from penstock.queues.types import Item, ItemOutcome
 log = logging.getLogger("penstock.buffer")
 
 ADOPT_SECONDS = 2.0
-LAST_PASS_EVENTS = 500  # events; so few are committed while new pushes wait
+LAST_PASS_EVENTS = 500  # so few are committed while new pushes wait
 MAX_REPLAY_PAUSE_SECONDS = 1.0  # pauses double while the database refuses
-IN_FLIGHT_SECONDS = 0.5  # they fail within milliseconds, since their connections are cut
+IN_FLIGHT_SECONDS = 0.5  # pushes in flight fail within milliseconds: their connections are cut
 DRAIN_SECONDS, DRAIN_POLL_SECONDS = 5.0, 0.02
 STOP_SECONDS = 5.0
 DEFAULT_BUFFER_MS, DEFAULT_BUFFER_MAX = 100, 100
@@ -140,7 +140,7 @@ class Buffer:
         self._storage.used = lambda: self.status.bytes
 
     async def start(self) -> None:
-        """Take over what is there; if the database is up, replay it before anything is served."""
+        """Adopt the files in the directory. If the database is up, replay them before returning."""
         await self._storage.in_pool(self._ownership.begin)
         await self._adopt()
         await self.maintenance.start()
@@ -151,7 +151,7 @@ class Buffer:
             self._scan = supervised("buffer scan", self._scan_files, self._metrics)
 
     async def stop(self) -> None:
-        """Commit QoS 0, complete the files and let go of them; the next start replays the rest."""
+        """Commit QoS 0 and complete the files. The next start replays what is left."""
         await self.qos0.flush()
         self._stopping = True
         self._wake.set()
@@ -174,8 +174,7 @@ class Buffer:
         self, items: list[Item], buffer_ms: float | None = None, buffer_max: int | None = None
     ) -> list[ItemOutcome]:
         """Store messages: `queued` or `duplicate` in the database, or `buffered` on disk and stored
-        later. With `buffer_ms` or `buffer_max`: QoS 0. The items get their transaction ids here,
-        before they go anywhere.
+        later. `buffer_ms` or `buffer_max` ask for QoS 0. The items get their transaction ids first.
         """
         if not items:
             return []
@@ -188,8 +187,9 @@ class Buffer:
         return await self._push_behind(items)
 
     async def push_lines(self, data: bytes) -> tuple[list[Item], list[ItemOutcome]]:
-        """Store the events of lines from a buffer file of a broker with the same keys; the items,
-        and what became of them.
+        """Store the events in lines of a buffer file. Return the items and their outcomes.
+
+        Encrypted events need the key of the broker that wrote them.
         """
         window = decode_window(data) if data.endswith(b"\n") else Window(torn=data)
         if window.bad or window.torn:
@@ -201,7 +201,7 @@ class Buffer:
         return items, await self.push(items)
 
     async def wait_until_drained(self, items: list[Item]) -> None:
-        """Return when nothing older of their partitions waits here, for a transaction."""
+        """Wait, for a transaction, until no older event of these partitions is buffered."""
         give_up = time.monotonic() + DRAIN_SECONDS
         while True:
             if self.maintenance.modes.push:
@@ -219,14 +219,14 @@ class Buffer:
 
     @property
     def healthy(self) -> bool:
-        """Whether the database is up."""
+        """Return whether the database is up."""
         return self._database.healthy
 
     def report(self) -> BufferStatus:
         return self.status.report(self.directory, self.healthy, self.recovering)
 
     def accepts(self) -> bool:
-        """Whether a push would be buffered if the database were down now."""
+        """Return whether a push would be buffered if the database were down now."""
         if not self._settings.enabled:
             return False
         try:
@@ -240,8 +240,8 @@ class Buffer:
         return self._database.healthy and not self.maintenance.modes.push
 
     async def _push_directly(self, items: list[Item]) -> list[ItemOutcome]:
-        """Push to the database. When the outcome is unknown the items go to the file: replay will
-        find out what was stored.
+        """Push to the database. When the outcome is unknown, the items also go to the file; the
+        replay stores those that the database does not have.
         """
         self._in_flight += 1
         try:
@@ -265,7 +265,7 @@ class Buffer:
         return _buffered(items)
 
     async def _push_behind(self, items: list[Item]) -> list[ItemOutcome]:
-        self._queues.check_keys(items)  # refused now, not at replay
+        self._queues.check_keys(items)  # reject them now, not at the replay
         while True:
             if not self._up:
                 await self._wait_for_in_flight()
@@ -284,11 +284,11 @@ class Buffer:
         milliseconds = DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms
         most = DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max
         written = False
-        while not written:  # it may have to wait, and meanwhile things may have changed
+        while not written:  # after a wait, the items may belong elsewhere
             if not self._up or self.backlog.holds(items):
                 return await self._push_behind(items)
             try:
-                await self._queues.sealable(items)  # or clear text would lie in a file for nothing
+                await self._queues.sealable(items)  # or plain text would be written to the file
             except MissingKey:
                 raise
             except Unavailable:
@@ -304,7 +304,7 @@ class Buffer:
     def _write(self, items: list[Item]) -> asyncio.Future[None]:
         if not self._settings.enabled:
             raise Unavailable(
-                "the database is away, and this broker buffers nothing (buffer.enabled: false)"
+                "the database is down, and this broker does not buffer (buffer.enabled: false)"
             )
         written = self.journal.submit(items)
         self._buffered.add(len(items), "failover")
@@ -313,7 +313,7 @@ class Buffer:
         return written
 
     async def _wait_for_in_flight(self) -> None:
-        """Let pushes that the outage met in flight reach the file before this one."""
+        """Wait until the pushes that were in flight when the database went down are in the file."""
         if not self._none_in_flight.is_set():
             try:
                 async with asyncio.timeout(IN_FLIGHT_SECONDS):
@@ -341,7 +341,7 @@ class Buffer:
         self.admission.end()
 
     def _maintenance_changed(self) -> None:
-        """Something changed that pops and the worker should know of."""
+        """Apply the modes to pops, and wake the worker."""
         self._queues.close_pops(self.maintenance.modes.pop)
         if self.maintenance.modes.push:
             self.admission.end()
@@ -379,7 +379,7 @@ class Buffer:
         return bool(self.backlog.files or self.journal.events)
 
     async def _drain(self) -> bool:
-        """Replay everything in order until nothing is held; False: the database went down."""
+        """Replay everything in order. Return False if the database went down meanwhile."""
         self.admission.begin()
         try:
             while self._up:
@@ -414,11 +414,11 @@ class Buffer:
 
     @property
     def _stored(self) -> int:
-        """Events of files that are in the database, since the start."""
+        """Return how many buffered events were stored since the start."""
         return sum(int(self.replay.flushed.value(kind)) for kind in KINDS)
 
     async def _recover(self) -> None:
-        """Before anything is served: failover files first, oldest first, then QoS 0."""
+        """Replay before requests are served: failover files, oldest first, then QoS 0."""
         if not self.backlog.files:
             return
         total = self.backlog.events()
@@ -456,11 +456,11 @@ class Buffer:
         self._ownership.release_unused(self.backlog.files)
 
     def replay_now(self) -> None:
-        """Do not wait for the next turn."""
+        """Wake the worker, which replays at once."""
         self._wake.set()
 
     async def retry_failed(self, *, now: bool = False) -> None:
-        """Try the files in failed/ whose time has come (or all of them)."""
+        """Replay the files in failed/ that are due; with `now`, all of them."""
         async with self._retrying:
             for file in self.failed.due(now=now):
                 try:
@@ -469,7 +469,7 @@ class Buffer:
                     return
 
     async def _adopt(self) -> None:
-        """Take over the files of processes that died."""
+        """Adopt the files of processes that died."""
         adopted = await self._storage.in_pool(self._ownership.adopt)
         for file in adopted:
             self._storage.namer.seen(file.name)
@@ -486,7 +486,7 @@ class Buffer:
                 self._scan = supervised("buffer scan", self._scan_files, self._metrics)
 
     async def _scan_files(self) -> None:
-        """Find out which partitions the adopted files hold, so that the others need not wait."""
+        """Read which partitions the adopted files hold, so that pushes to others need not wait."""
         for file in list(self.backlog.files):
             if file.keys is None:
                 try:

@@ -19,9 +19,9 @@ from penstock.queues.types import Item
 
 
 def encode(items: Iterable[Item]) -> list[bytes]:
-    """A line per item, which has its transaction id. InvalidRequest: a payload is not JSON."""
+    """Return a line per item. Raise InvalidRequest if a payload is not JSON."""
     lines = [buffer_lines.encode(_event(item)) for item in items]
-    try:  # cheap, and the only moment at which a line that cannot be read back can still be refused
+    try:  # cheap, and the last moment at which an unreadable line can be rejected
         readable = len(buffer_lines.parse(b"".join(lines))) == len(lines)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"a payload is not valid JSON: {error}") from None
@@ -32,7 +32,7 @@ def encode(items: Iterable[Item]) -> list[bytes]:
 
 def _event(item: Item) -> Event:
     payload, headers = bytes(item.payload), item.headers
-    assert not isinstance(item.due, float), "a delay has no meaning in a file (Queues.at_rest)"
+    assert not isinstance(item.due, float), "Queues.at_rest turns a delay into a time"
     if item.key_id is not None:
         payload = b'"%b"' % b64encode(payload)
         if headers is not None:
@@ -57,24 +57,24 @@ def _event(item: Item) -> Event:
 
 
 def decode(line: bytes, place: str = "") -> Item:
-    """The item of one line; msgspec.DecodeError (or a subclass) when it is none."""
+    """Return the item of a line. Raise msgspec.DecodeError if the line is not an event."""
     return item_of(buffer_lines.decode(line, place))
 
 
 def decode_all(data: bytes) -> list[Item]:
-    """The items of many lines at once; fails as a whole: `decode` finds which line it was."""
+    """Return the items of many lines, or raise msgspec.DecodeError for the whole."""
     return [item_of(event) for event in buffer_lines.decode_all(data)]
 
 
 def item_of(event: Event) -> Item:
-    """The item that an event stores; msgspec.DecodeError when it cannot be one."""
+    """Return the item of an event. Raise msgspec.DecodeError if its fields are invalid."""
     payload = bytes(event.payload)
     headers = bytes(event.headers) or None
     if event.sealed is not None:
         payload = _unquoted(payload)
         headers = None if headers is None else _unquoted(headers)
     elif headers is not None:
-        decode_headers(headers)  # a file may come from anywhere: a map of strings, or no event
+        decode_headers(headers)  # a file may come from anywhere
     return Item(
         queue=event.queue,
         payload=payload,

@@ -1,11 +1,11 @@
-"""Events that the database refused, kept until they go in or a person decides.
+"""Events that the database rejected. They are kept until they are stored or a person decides.
 
-    failed/<file>          the refused events of the buffer file of that name, in the same format
+    failed/<file>         the rejected events of the buffer file of that name, in the same format
     failed/<file>.error   a line for each: {"line", "queue", "partition", "transaction_id", "error"}
 
 A file is tried again after `retry_interval`, then after twice that, and so on up to five minutes: a
-queue that was full has room again, a schema was repaired. What went in leaves the file. Nothing
-else waits for these events.
+full queue may have room again, or a schema was repaired. Stored events leave the file. No other
+event waits for these.
 """
 
 import logging
@@ -24,12 +24,12 @@ from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 
-MAX_FAILED_PAUSE_SECONDS = 300.0  # pauses double: a person has to mend something
+MAX_FAILED_PAUSE_SECONDS = 300.0  # pauses double up to this
 
 
 @dataclass(slots=True)
 class RefusedEvent:
-    """An event the database would not take, and why."""
+    """An event that the database rejected, and why."""
 
     item: Item
     error: str
@@ -43,20 +43,20 @@ class FailedFile(BufferFile):
 
 
 class FailedEvents:
-    """The files in failed/ that are ours."""
+    """The files in failed/ that belong to this process."""
 
     def __init__(self, storage: BufferStorage) -> None:
         self.directory = storage.directory / FAILED
         self._fs = storage.fs
-        self._encode = storage.encode
+        self._storage = storage
         self._interval = storage.settings.retry_interval
-        # Written by threads of the pool, read on the event loop: both under the lock.
+        # Written by threads of the pool and read on the event loop, both under the lock.
         self._files: dict[str, FailedFile] = {}
         self._lock = Lock()
 
     @property
     def files(self) -> dict[str, FailedFile]:
-        """The files as they are now, by name; a copy."""
+        """Return a copy of the files by name."""
         with self._lock:
             return dict(self._files)
 
@@ -69,19 +69,20 @@ class FailedEvents:
         return sum(file.size for file in self.files.values())
 
     def tags(self) -> set[str]:
-        """The owners of all files here, ours or not. Blocks."""
+        """Return the tags of the owners of all files in failed/. Blocks."""
         return {name.tag for name in map(parse, self._fs.list_dir(self.directory)) if name}
 
     def without_reasons(self, tags: set[str]) -> list[Name]:
-        """The files of these owners that the database did not refuse: Queen MQ moves all files here
-        while the database is down. Blocks.
+        """Return the files of these owners that have no reasons. Blocks.
+
+        Queen MQ moves all files here while the database is down.
         """
         entries = set(self._fs.list_dir(self.directory))
         names = [parse(text) for text in entries if f"{text}.error" not in entries]
         return [name for name in names if name and name.tag in tags]
 
     def adopt(self, tags: set[str]) -> None:
-        """Take over the files of these owners; they are due at once. Blocks."""
+        """Adopt the files of these owners. They are due at once. Blocks."""
         for text in self._fs.list_dir(self.directory):
             name = parse(text)
             if name and name.tag in tags and text not in self.files:
@@ -90,15 +91,15 @@ class FailedEvents:
                 self._add(name, path, count_events(self._fs, path), time.monotonic(), reason)
 
     def _reason_beside(self, path: Path) -> str:
-        """Why the first event of a failed file was refused. Blocks."""
+        """Return why the first event of a failed file was rejected. Blocks."""
         try:
             lines = self._fs.read(path.with_name(path.name + ".error")).splitlines()
         except FileNotFoundError:
-            return "unknown: the file of reasons is gone"
+            return "unknown: the file with the reasons is missing"
         return lines[0].decode(errors="replace") if lines else "unknown"
 
     def write(self, name: Name, refusals: list[RefusedEvent]) -> None:
-        """Set refused events of the file `name` aside, durably. Idempotent. Blocks."""
+        """Write the rejected events of the file `name` durably. Idempotent. Blocks."""
         path = self.directory / str(name.complete)
         reasons = path.with_name(path.name + ".error")
         if not refusals:
@@ -112,7 +113,7 @@ class FailedEvents:
             reasons,
             b"".join(_reason(number, refusal) for number, refusal in enumerate(refusals, 1)),
         )
-        self._fs.replace(path, b"".join(self._encode(refusal.item for refusal in refusals)))
+        self._fs.replace(path, b"".join(self._storage.encode(refusal.item for refusal in refusals)))
         due = time.monotonic() + self._interval
         self._add(name.complete, path, len(refusals), due, refusals[0].error)
 
@@ -126,7 +127,7 @@ class FailedEvents:
             )
 
     def due(self, *, now: bool = False) -> list[FailedFile]:
-        """The files to try again, oldest first."""
+        """Return the files that are due, or all of them, oldest first."""
         moment = time.monotonic()
         return sorted(
             (file for file in self.files.values() if now or file.due <= moment),
@@ -135,11 +136,11 @@ class FailedEvents:
 
     @property
     def next_due(self) -> float:
-        """When the next file is to be tried again, on the monotonic clock."""
+        """Return when the next file is due, on the monotonic clock."""
         return min((file.due for file in self.files.values()), default=float("inf"))
 
     def postpone(self, file: FailedFile) -> None:
-        """It was tried and did not go in as a whole."""
+        """Delay a file of which events were rejected again."""
         file.pause = min(file.pause * 2, max(MAX_FAILED_PAUSE_SECONDS, self._interval))
         file.due = time.monotonic() + file.pause
 

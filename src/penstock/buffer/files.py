@@ -7,20 +7,20 @@
       failed/<file>                events that the database refused, and beside each file
       failed/<file>.error          why: one JSON object per event
       quarantine/<file>.torn       a last line that a crash cut short (its push was never answered)
-      quarantine/<file>.bad        lines that are no events (damage)
+      quarantine/<file>.bad        lines that are not events (damage)
       owner_<tag>.lock             held by the process whose files end in <tag>
-      maintenance.json             the maintenance modes as last known here
+      maintenance.json             the maintenance modes that this process knew last
 
-Names sort as the files were made. The last eight digits of the UUID are the owner's tag: whoever
-holds the lock of a tag owns all files with it, and only the owner writes, renames, replays or
-deletes them. The kernel drops the lock of a process that dies, however it dies; another one then
-takes the lock and with it the files. So no file is replayed by two at a time, and none is left
-behind. A file copied in by hand has a tag that no process holds, and is adopted like any other.
+Names sort by the time of creation. The last eight digits of the UUID are the owner's tag. The
+process that holds the lock of a tag owns all files with it; only the owner writes, renames, replays
+or deletes them. When a process dies, the kernel drops its lock, and another process takes the lock
+and the files. So each file is replayed by one process at a time, and no file is left behind. A file
+that was copied by hand has a tag that no process holds, and is adopted like any other.
 
-Queen MQ's own files are adopted too. These have names without a place in time, and get one before
-all others when they are adopted, in this order, as Queen MQ replays them:
+Queen MQ's files are adopted too. Their names contain no time. They get names that sort before all
+others, in the order in which Queen MQ replays them:
 
-    failed/<file> without <file>.error    was not stored, since the database was down
+    failed/<file> without <file>.error    was not stored, because the database was down
     failover_processing.buf, qos0_...     was being replayed
     failover.buf, qos0.buf                was being written
 """
@@ -52,7 +52,7 @@ _MILLISECOND = 1 << 80  # in a UUID of version 7
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A buffer file's name, taken apart."""
+    """The parts of a buffer file's name."""
 
     kind: Kind
     id: str
@@ -69,13 +69,13 @@ class Name:
 
     @property
     def created_at(self) -> float:
-        """Seconds since the epoch, from the name; 0 when the name does not start with a time."""
+        """Return the time in the name, in seconds since 1970; 0 if it contains none."""
         match = _TIME.match(self.id)
         return int("".join(match.groups()), 16) / 1000 if match else 0.0
 
     @property
     def replay_rank(self) -> int:
-        """The order of files whose names have no time."""
+        """Return the order of files whose names contain no time."""
         return {"": 2, "processing": 1}.get(self.id, 0)
 
 
@@ -98,17 +98,17 @@ def tag_of_lock(name: str) -> str | None:
 
 
 class Namer:
-    """Makes names that sort after all made or seen before, also when the clock was set back."""
+    """Makes names that sort after all earlier ones, even when the clock was set back."""
 
     def __init__(self) -> None:
-        self.tag = NOBODY  # until we are an owner
+        self.tag = NOBODY  # until this process is an owner
         self._last = 0
 
     def seen(self, name: Name) -> None:
         try:
             self._last = max(self._last, UUID(name.id).int)
         except ValueError:
-            pass  # named by hand; it has no place in time
+            pass  # named by hand: it contains no time
 
     def next(self, kind: Kind) -> Name:
         value = uuid7().int >> 32 << 32 | int(self.tag, 16)
@@ -119,13 +119,13 @@ class Namer:
 
 
 def name_in_time(kind: Kind, tag: str, milliseconds: int) -> Name:
-    """A new name of a complete file that sorts as if it had been made at that time."""
+    """Return a new name of a complete file that sorts by the given time."""
     value = milliseconds << 80 | uuid7().int & (_MILLISECOND - 1)
     return Name(kind, str(UUID(int=value >> 32 << 32 | int(tag, 16))), tag, active=False)
 
 
 class OwnerLock:
-    """The lock of one tag, held from `take` to `release` or to the end of the process."""
+    """The lock of a tag, from `take` to `release` or to the end of the process."""
 
     def __init__(self, directory: Path, tag: str) -> None:
         self.tag = tag
@@ -133,7 +133,7 @@ class OwnerLock:
         self._fd: int | None = None
 
     def take(self) -> bool:
-        """Whether the tag is ours now; False when a living process holds it."""
+        """Take the lock. Return False if a living process holds it."""
         while True:
             try:
                 fd = _locked(self.path, os.O_CREAT)
@@ -145,11 +145,11 @@ class OwnerLock:
                 if os.fstat(fd).st_ino == self.path.stat().st_ino:
                     self._fd = fd
                     return True
-            # its last owner removed it between our open and our lock: there may be a new one by now
+            # the last owner removed it between our open and our lock: there may be a new file
             os.close(fd)
 
     def release(self, *, remove: bool) -> None:
-        """Give the tag up; `remove` when no file of it is left."""
+        """Release the lock; `remove` the lock file when no file of the tag is left."""
         if self._fd is not None:
             if remove:
                 self.path.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ class OwnerLock:
 
 
 def new_owner(directory: Path) -> OwnerLock:
-    """A tag that nobody has or had, and its lock."""
+    """Return the lock of a new tag, which no file has."""
     for _ in range(100):
         lock = OwnerLock(directory, os.urandom(4).hex())
         if any(lock.tag in name for name in os.listdir(directory)):
@@ -169,7 +169,7 @@ def new_owner(directory: Path) -> OwnerLock:
 
 
 def is_live(directory: Path, tag: str) -> bool:
-    """Whether a living process owns the files of this tag."""
+    """Return whether a living process owns the files of this tag."""
     try:
         fd = _locked(directory / lock_name(tag))
     except FileNotFoundError:
@@ -180,7 +180,7 @@ def is_live(directory: Path, tag: str) -> bool:
 
 
 def _locked(path: Path, flags: int = 0) -> int | None:
-    """The file, open, under a lock of ours; None when another process has it."""
+    """Open and lock the file. Return None if another process holds the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

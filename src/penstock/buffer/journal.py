@@ -1,16 +1,16 @@
 """Writes events to the active failover file, by group commit.
 
-Submissions that arrive while a write is under way wait together and share the next one: one append,
-one fsync, whatever their number. Order is the order of `submit`. A submission is in one file as a
-whole, or refused as a whole.
+Submissions that arrive during a write wait and share the next one: one append and one fsync,
+whatever their number. Their order is the order of `submit`. A submission is written to one file as
+a whole, or rejected as a whole.
 
-- A full disk (or a used-up cap) refuses the submissions of that write; the file is cut back to what
-  was acknowledged.
-- A failed fsync poisons its file, since the kernel may have dropped the pages and a retry would
-  lie. The file is cut back to what was synced before and completed; the same submissions go to a
-  new file from memory, once.
-- A file is complete when it holds `events_per_file` events, or when `seal` is called because its
-  turn has come.
+- When the disk or the buffer is full, the submissions of that write are rejected, and the file is
+  cut back to what was acknowledged.
+- After a failed fsync, the kernel may have dropped the pages, and a retry would succeed without
+  them. The file is cut back to what was synced before, and completed. The same submissions are
+  written to a new file, once.
+- A file is complete when it has `events_per_file` events, or when `seal` is called because it is to
+  be replayed.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class FailoverJournal:
         self._per_file = storage.settings.events_per_file
         self._active: Active | None = None
         self._waiting: deque[FailoverEntry] = deque()
-        self.unwritten = 0  # events that are on their way to a file
+        self.unwritten = 0  # events that are submitted and not written
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._closed = False
@@ -63,8 +63,8 @@ class FailoverJournal:
 
     @property
     def files(self) -> list[BufferFile]:
-        """The active file and those on their way to the backlog: none is ever missing."""
-        active = self._active  # before the others: the pool moves it there
+        """Return the active file and those that are not in the backlog yet."""
+        active = self._active  # read first: a thread moves it to `_completed`
         completed = list(self._completed)
         return (
             completed if active is None or active.file in completed else [*completed, active.file]
@@ -72,11 +72,11 @@ class FailoverJournal:
 
     @property
     def events(self) -> int:
-        """Events in `files` and on their way to them: never too few."""
+        """Return the number of events in `files` or about to be; never too few."""
         return self.unwritten + sum(file.events for file in self.files)
 
     def submit(self, items: list[Item]) -> asyncio.Future[None]:
-        """Queue events; the future is done when they are durable. Holds their partitions."""
+        """Hold the partitions and queue the events. The future is done when they are durable."""
         if self._closed:
             raise Unavailable("the broker is stopping")
         lines, keys = self._storage.encode(items), keys_of(items)
@@ -123,7 +123,7 @@ class FailoverJournal:
         finally:
             self._writing = None
             self.unwritten = 0
-            # Only when we are cancelled or broken: nobody is left waiting.
+            # Only after a cancellation or a bug: no submission may wait forever.
             for submission in self._waiting:
                 self._refuse([submission], StorageFailed("the buffer's writer ended"))
             self._waiting.clear()
@@ -175,7 +175,7 @@ class FailoverJournal:
         return active.file
 
     def _complete(self) -> None:
-        """Rename the active file, which is durable. One that keeps its .tmp is replayed as well."""
+        """Rename the active file, which is durable. If that fails, it is replayed as .tmp."""
         active = self._active
         if active is None or active.file.events == 0:
             return
@@ -183,18 +183,18 @@ class FailoverJournal:
             active.file.complete(self._fs)
             self._fs.sync_dir(self._directory)
         except StorageError as error:
-            log.warning("%s: it is replayed as %s", error, active.file.name)
+            log.warning("%s: the file is replayed as %s", error, active.file.name)
         self._release(active)
 
     def _abandon(self) -> None:
-        """The active file takes no more writes: what was durable in it stays, the rest goes."""
+        """Cut the active file back to what is durable, and write no more to it."""
         active = self._active
         if active is None:
             return
         try:
             active.handle.truncate(active.synced)
         except StorageError as error:
-            log.error("%s: events written twice are recognised at replay", error)
+            log.error("%s: the replay recognises events that were written twice", error)
         self._release(active)
         if not active.file.events:
             self._fs.remove(active.file.path)

@@ -1,10 +1,9 @@
 """Maintenance modes: pushes go to the buffer and stay there; pops find nothing.
 
-They belong to the database, not to a broker: all brokers on it follow the table `settings`, by
-NOTIFY. Each keeps a copy in `maintenance.json` in its buffer directory, so that a broker that
-starts while the database is down (the very moment maintenance is about) still knows. A mode
-switched while the database is down holds here at once and is written to the database when it is
-back.
+The modes belong to the database: all its brokers follow the table `settings`, by NOTIFY. Each keeps
+a copy in `maintenance.json` in its buffer directory, for a start while the database is down. A mode
+that is switched while the database is down applies to this broker at once, and is written to the
+database when it is back.
 """
 
 import asyncio
@@ -40,7 +39,7 @@ class Modes(msgspec.Struct, frozen=True):
 
 
 class Maintenance:
-    """The `modes` as they are now. `changed` is called whenever they change."""
+    """Follows the `modes` of the database, and calls `changed` when they change."""
 
     def __init__(
         self, database: Database, directory: Path, fs: Fs, changed: Callable[[], None]
@@ -49,9 +48,9 @@ class Maintenance:
         self._path = directory / "maintenance.json"
         self.modes = Modes()
         self._unsaved = False  # switched while the database was down
-        self._switches = 0  # begun and ended here; a read that overlaps one may be older than it
+        self._switches = 0  # begun and ended: a read that overlaps a switch may be older
         self._switching = 0  # under way
-        self._stale = False  # notified of a change since the last read began
+        self._stale = False  # there was a change since the last read began
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -64,7 +63,7 @@ class Maintenance:
         await cancelled(self._reading)
 
     async def switch(self, *, push: bool | None = None, pop: bool | None = None) -> None:
-        """Set one or both modes, here at once and everywhere as soon as the database knows."""
+        """Set one or both modes: here at once, and on other brokers through the database."""
         modes = Modes(
             self.modes.push if push is None else push, self.modes.pop if pop is None else pop
         )
@@ -82,18 +81,18 @@ class Maintenance:
         finally:
             self._switching -= 1
             self._switches += 1
-            # a read that overlapped did not count; or it was just a connection: then write now
+            # repeat a read that overlapped, or a write that failed with its connection
             self.settings_changed(None)
 
     def settings_changed(self, name: str | None) -> None:
-        """Something in `settings` changed, or (None) we may have missed it."""
+        """Read the modes again. None: a notification may have been missed."""
         if name in (None, NAME):
-            self._stale = True  # a read under way may have seen what was before
+            self._stale = True  # a read that is under way may return the old modes
             if self._reading is None or self._reading.done():
                 self._reading = asyncio.create_task(self._follow())
 
     async def _follow(self) -> None:
-        while self._stale and self._database.healthy:  # else we are called when it is back
+        while self._stale and self._database.healthy:  # called again when it is back
             self._stale = False
             try:
                 await self._read()
@@ -108,7 +107,7 @@ class Maintenance:
         switches = self._switches
         rows = await self._database.fetch(READ, NAME)
         if self._switching or self._switches != switches:
-            return  # what was read may be from before; the switch has it read again
+            return  # this may be older than the switch, which has the modes read again
         self._apply(msgspec.json.decode(rows[0][0], type=Modes) if rows else Modes())
 
     async def _write(self) -> None:

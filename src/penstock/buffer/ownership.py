@@ -1,6 +1,4 @@
-"""The files of this process: its own, and those it inherits from processes that died (see files.py
-for the rules).
-"""
+"""Own the files of this process, and adopt those of dead processes (files.py has the rules)."""
 
 import logging
 import time
@@ -19,7 +17,7 @@ log = logging.getLogger("penstock.buffer")
 
 
 class BufferOwnership:
-    """Which owners' files are ours. `begin` and `adopt` block."""
+    """The tags whose files belong to this process. `begin` and `adopt` block."""
 
     def __init__(self, storage: BufferStorage, failed: FailedEvents) -> None:
         self._directory = storage.directory
@@ -27,17 +25,17 @@ class BufferOwnership:
         self._failed = failed
         self._namer = storage.namer
         self._locks: dict[str, OwnerLock] = {}  # by tag
-        self._own = ""  # the tag of our own files
+        self._own = ""  # the tag of new files
 
     def begin(self) -> None:
-        """Make the directory if need be and become an owner."""
+        """Create the directory if necessary, and take a tag."""
         self._fs.make_dir(self._directory)
         lock = files.new_owner(self._directory)
         self._locks[lock.tag] = lock
         self._own = self._namer.tag = lock.tag
 
     def adopt(self) -> list[BufferFile]:
-        """The files of processes that died since the last look, in the order of their replay."""
+        """Adopt the files of processes that died; return them in the order of their replay."""
         entries = self._fs.list_dir(self._directory)
         tags = {name.tag for name in map(files.parse, entries) if name}
         tags |= {tag for tag in map(files.tag_of_lock, entries) if tag} | self._failed.tags()
@@ -51,7 +49,7 @@ class BufferOwnership:
             return []
         self._place_in_time(taken)
         self._failed.adopt(taken)
-        # Listed again: until the lock was ours, its owner may have made, renamed and deleted files.
+        # List again: until we had the lock, its owner may have created and renamed files.
         names = self._names(self._directory, taken)
         names.sort(key=lambda name: (KINDS.index(name.kind), name.id))
         adopted = [file for file in map(self._recovered, names) if file]
@@ -59,7 +57,7 @@ class BufferOwnership:
         return adopted
 
     def _place_in_time(self, tags: set[str]) -> None:
-        """Rename Queen MQ's files, so that they are replayed before all others (see files.py)."""
+        """Rename Queen MQ's files so that they are replayed first (see files.py)."""
         named = [(self._directory, name) for name in self._names(self._directory, tags)]
         oldest = min((name.created_at for _, name in named if name.created_at), default=time.time())
         old = [(place, name) for place, name in named if not name.created_at]
@@ -92,13 +90,13 @@ class BufferOwnership:
                     *(file.name, file.events),
                 )
         except StorageFailed as error:
-            log.error("%s: replay will try again", error)
+            log.error("%s: the replay tries again", error)
         return file
 
     def release_unused(
         self, remaining: Iterable[BufferFile], among: Iterable[str] | None = None
     ) -> None:
-        """Give up the tags of the dead (or those `among` them) that have no file left."""
+        """Release the adopted tags (or those in `among`) that have no file left."""
         used = {file.name.tag for file in self._failed.files.values()}
         used |= {file.name.tag for file in remaining}
         for tag in list(self._locks if among is None else among):
@@ -106,7 +104,7 @@ class BufferOwnership:
                 self._locks.pop(tag).release(remove=True)
 
     def release_all(self, remaining: Iterable[BufferFile]) -> None:
-        """Give up everything: whoever comes next adopts what is left."""
+        """Release all tags. Another process adopts the remaining files."""
         self._own = ""
         self.release_unused(remaining)
         for lock in self._locks.values():

@@ -1,15 +1,15 @@
-"""QoS 0: events that may wait a moment are written to a file, answered, and committed together.
+"""QoS 0: write events to a file, acknowledge them, and commit them together later.
 
-An event is in its file before the answer (kill -9 loses nothing) and durable at most
-`flush_interval` after it (a power cut may lose that much): in the database if the batch was
-committed by then, else by an fsync of the file. A batch is committed when the first of its requests
-has waited `bufferMs` or the smallest `bufferMax` of its requests is reached; a file holds one
-batch. While one batch is being committed the next one grows, so a slow database makes batches
-larger, up to `events_per_file`; then pushes wait for it.
+An event is in its file before the answer, so `kill -9` loses nothing. It is durable at most
+`flush_interval` after the answer, so a power failure may lose that much: either the batch is
+committed by then, or the file is synced. A file contains one batch. A batch is committed when its
+first request has waited for `bufferMs`, or when it has the smallest `bufferMax` of its requests.
+Meanwhile the next batch grows, so a slow database makes larger batches, up to `events_per_file`.
+Then pushes wait.
 
-This path is for a database that is up. When it goes down, what waits here moves to the failover
-file in order (the copies left in the QoS 0 file are recognised by their transaction ids), and later
-pushes go there too.
+This path is for a database that is up. When it goes down, the waiting events move to the failover
+file in order, and later pushes go there too. The replay recognises the copies in the QoS 0 file by
+their transaction ids.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from penstock.queues.types import Item
 log = logging.getLogger("penstock.buffer")
 
 MAX_BUFFER_MS = 3_600_000  # whatever a request asks for
-EARLY = 0.8  # of bufferMs: what is committed within it needs no fsync of its own
+EARLY = 0.8  # share of bufferMs after which a batch is committed: then it needs no fsync
 
 
 @dataclass(slots=True, eq=False)
 class Qos0Batch:
-    """Events of one file, from the first write to the commit."""
+    """The events of a file, from the first write to the commit."""
 
     file: BufferFile
     handle: File
@@ -49,7 +49,7 @@ class Qos0Batch:
 
 
 class Qos0:
-    """The batch that grows and the one that is being committed."""
+    """Holds the batch that grows and the one that is being committed."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Qos0:
         self._fs = storage.fs
         self._settings = storage.settings
         self._replay = replay
-        self._journal = journal  # takes what waits here when the database goes down
+        self._journal = journal  # gets the waiting events when the database goes down
         self._backlog = backlog
-        self._idle = idle  # called when nothing waits here any more
+        self._idle = idle  # called when no event waits any more
         self._growing: Qos0Batch | None = None
         self._flushing: Qos0Batch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -84,17 +84,16 @@ class Qos0:
         return [batch.file for batch in self.batches]
 
     def holds(self, items: list[Item]) -> bool:
-        """Whether any of these items would overtake an event that waits here."""
+        """Return whether one of these items would overtake a waiting event."""
         if not (self._flushing or self._growing):
             return False
         keys = keys_of(items)
         return any(not keys.isdisjoint(batch.keys) for batch in self.batches)
 
     async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> bool:
-        """Write the events to the file; StorageFull or StorageFailed when that is not possible.
+        """Write the events to the file, or raise StorageFull or StorageFailed.
 
-        False: nothing was written, but time went by. The caller has to look again where the events
-        should go.
+        Return False if nothing was written after a wait: the caller chooses again where they go.
         """
         if self._growing and len(self._growing.items) >= self._settings.events_per_file:
             await asyncio.wait([self._growing.done])
@@ -119,7 +118,7 @@ class Qos0:
         return True
 
     async def flush(self) -> None:
-        """Commit (or move to the failover file) everything that waits here now."""
+        """Commit the waiting events, or move them to the failover file."""
         self.flush_soon()
         if last := self._growing or self._flushing:
             await asyncio.wait([last.done])
@@ -139,7 +138,7 @@ class Qos0:
         return batch
 
     def _drop(self, batch: Qos0Batch) -> None:
-        """A file that never took an event."""
+        """Remove a file that contains no event."""
         self._growing = None
         if batch.unsynced:
             batch.unsynced.cancel()
@@ -174,9 +173,9 @@ class Qos0:
                 try:
                     await self._commit(batch)
                     if batch.syncing:
-                        await asyncio.wait([batch.syncing])  # nobody closes a file under an fsync
+                        await asyncio.wait([batch.syncing])  # before the file is closed
                 except Exception as error:
-                    # a bug must not cost events: they are in the file, and wait there
+                    # a bug must not lose events: they are in the file and stay there
                     log.exception("a QoS 0 batch could not be committed")
                     self._leave(batch, error)
                 finally:
@@ -217,14 +216,14 @@ class Qos0:
             self._leave(batch, error)
 
     def _leave(self, batch: Qos0Batch, error: Exception) -> None:
-        """The events cannot move on: their file waits for its replay like one after a crash."""
+        """Leave the file to the replay, like one after a crash."""
         log.error("%s: %d QoS 0 events wait in %s", error, len(batch.items), batch.file.name)
         self._backlog.hold(batch.keys)
         self._backlog.transfer(batch.keys, batch.file)
         self._backlog.add(batch.file)
 
     def _sync_later(self, batch: Qos0Batch, synced: int) -> None:
-        """Called `flush_interval` after a write that nothing made durable since."""
+        """Sync the file `flush_interval` after a write, unless the batch is done."""
         batch.unsynced = None
         if batch.done.done():
             return

@@ -28,15 +28,15 @@ WINDOW_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class Window:
-    """Some events of a file, in order."""
+    """Consecutive events of a file."""
 
     items: list[Item] = field(default_factory=list)
-    bad: list[bytes] = field(default_factory=list)  # whole lines that are no events
-    torn: bytes = b""  # what is left after the last newline of the file
+    bad: list[bytes] = field(default_factory=list)  # whole lines that are not events
+    torn: bytes = b""  # the end of the file, without a newline
 
 
 def windows(fs: Fs, path: Path) -> Iterator[Window]:
-    """The file's contents, about `WINDOW_BYTES` or one event at a time. Blocks."""
+    """Yield the content of a file, about `WINDOW_BYTES` or one event at a time. Blocks."""
     pieces = _pieces(fs, path)
     start = next(pieces, b"")
     contents = chain([start], pieces)
@@ -80,13 +80,13 @@ def _pieces(fs: Fs, path: Path) -> Iterator[bytes]:
 
 
 def decode_window(data: bytes, name: str = "", offset: int = 0) -> Window:
-    """The events of whole lines, which are in the file `name` at `offset`. Without a name, each
-    needs a transaction id.
+    """Return the events of whole lines, which are in the file `name` at `offset`. Without a name,
+    each needs a transaction id.
     """
     try:
         return Window(decode_all(data))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        pass  # a line is not an event; find out which
+        pass  # a line is not an event: decode them one by one
     window = Window()
     for line in _lines(data):
         if line.strip():
@@ -103,7 +103,7 @@ def _lines(data: bytes) -> list[bytes]:
 
 
 def count_events(fs: Fs, path: Path) -> int:
-    """Events in the file; lines are counted without looking into them."""
+    """Return the number of events in the file. Lines are counted, not decoded."""
     pieces = _pieces(fs, path)
     start = next(pieces, b"")
     if is_framed(start):
@@ -116,7 +116,7 @@ def count_events(fs: Fs, path: Path) -> int:
 
 
 def keys_in(fs: Fs, path: Path) -> set[Key]:
-    """The partitions that a file has events of."""
+    """Return the partitions that a file has events of."""
     keys: set[Key] = set()
     for window in windows(fs, path):
         keys |= keys_of(window.items)

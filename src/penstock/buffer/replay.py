@@ -1,23 +1,22 @@
-"""Moves events from files into the database, each exactly once and none in the way of another.
+"""Store events of files in the database, each exactly once. A bad event delays no other.
 
-Insert is the engine's push: it de-duplicates by transaction id, so replaying a file from its
-beginning after a crash inserts only what is missing. What comes back decides what happens to an
-event:
+Events are inserted by the engine's push, which recognises duplicates by their transaction ids. So
+a replay that starts again after a crash inserts only what is missing. The outcome decides what
+happens to an event:
 
 | the engine says                 | the event                                                    |
 |---------------------------------|--------------------------------------------------------------|
 | queued, duplicate               | is in the database                                           |
-| full (`maxSize`)                | is set aside in failed/ and tried again                      |
-| refused for its content         | is set aside in failed/, once halving has left it alone      |
-| no key for an encrypted queue   | is set aside in failed/ and tried again                      |
-| a sealed payload does not open  | is set aside in failed/, raw                                 |
-| busy (its disk is full, a lock) | stays: as if the database were down, it is not to blame      |
-| unavailable, the database is up | is halved like above; the engine has tried it a few times    |
-| unavailable, the database down  | stays: replay begins again when the database is back         |
+| full (`maxSize`)                | goes to failed/ and is tried again                           |
+| rejected for its content        | goes to failed/, when halving the batch has isolated it      |
+| no key for an encrypted queue   | goes to failed/ and is tried again                           |
+| its payload cannot be decrypted | goes to failed/, encrypted                                   |
+| busy (its disk is full, a lock) | stays, as if the database were down                          |
+| unavailable, the database is up | is isolated by halving, like a rejected one                  |
+| unavailable, the database down  | stays; the replay starts again when the database is back     |
 
-A file is deleted after its last event is in the database or durably in failed/. A file that the
-disk will not read is moved to quarantine/ as it is after a few tries: what comes after it has
-waited long enough.
+A file is deleted when all its events are in the database or durably in failed/. A file that cannot
+be read is moved to quarantine/ after a few tries, so that the following files do not wait for it.
 """
 
 import asyncio
@@ -61,10 +60,10 @@ RATE_SECONDS = 10.0
 
 
 class GivenUp(Exception):
-    """An event that the database, though it is up, did not take however often it was asked."""
+    """The database is up, but did not store the event after several attempts."""
 
 
-# what says "this will not do" of an event's content
+# errors that are about the content of an event
 REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, Damaged, ValueError, GivenUp)
 
 
@@ -77,7 +76,7 @@ class Leftovers:
 
 
 class Progress:
-    """How far a recovery is: logged every few thousand events and shown in the status."""
+    """The progress of a recovery, for the status and, every few thousand events, the log."""
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done, self._logged = what, total, 0, 0
@@ -93,7 +92,7 @@ class Progress:
 
 
 class BufferReplay:
-    """Inserts events and whole files of events."""
+    """Stores events and whole files of events."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class BufferReplay:
         self._directory = storage.directory
         self._fs = storage.fs
         self._failed = failed
-        self._live = live  # whether pushes go to the database directly right now
+        self._live = live  # returns whether pushes go to the database directly now
         self._recent: deque[tuple[float, int]] = deque()
         self._unpaused = 0
         self.flushed = metrics.counter(
@@ -132,7 +131,7 @@ class BufferReplay:
 
     @property
     def rate(self) -> float:
-        """Events per second over the last seconds."""
+        """Return the events stored per second, over the last RATE_SECONDS."""
         now = time.monotonic()
         while self._recent and self._recent[0][0] < now - RATE_SECONDS:
             self._recent.popleft()
@@ -141,8 +140,9 @@ class BufferReplay:
         return sum(events for _, events in self._recent) / max(now - self._recent[0][0], 0.1)
 
     async def file(self, file: BufferFile, committed: Callable[[int], None]) -> None:
-        """Replay one complete file and delete it; `committed(n)` as events are stored.
-        StorageFailed until the disk has failed so often that the file is set aside.
+        """Replay a complete file and delete it. Call `committed(n)` as events are stored.
+
+        Raise StorageFailed until the disk has failed so often that the file is set aside.
         """
         left = Leftovers()
         try:
@@ -151,7 +151,7 @@ class BufferReplay:
                 await self._throttle(events)
             await self.finish(file, left.refusals)
         except FileNotFoundError:
-            text = "the buffer file %s with %d events was deleted by somebody else"
+            text = "the buffer file %s with %d events was deleted by another program"
             log.error(text, file.name, file.events)
         except StorageFailed as error:
             file.disk_failures += 1
@@ -171,12 +171,12 @@ class BufferReplay:
                 log.info("%s replay complete, deleted file %s", title, file.name)
 
     async def finish(self, file: BufferFile, refusals: list[RefusedEvent]) -> None:
-        """All events of a file are stored but for the refused ones: set those aside, delete it."""
+        """Write the rejected events of a file to failed/, and delete the file."""
         await self._storage.in_pool(self._finish, file, refusals)
         if refusals:
             self.refused.add(len(refusals), file.name.kind)
             log.error(
-                "%d events of %s were refused and are in failed/: %s",
+                "%d events of %s were rejected and are in failed/: %s",
                 *(len(refusals), file.name, refusals[0].error),
             )
 
@@ -187,14 +187,14 @@ class BufferReplay:
         await self._storage.in_pool(self._fs.rename, file.path, path)
         self.quarantined.add(file.events)
         log.error(
-            "%s with %d events is in %s/ now: copy it back when it can be read",
+            "%s with %d events cannot be read and is in %s/: copy it back when it can be read",
             file.name,
             file.events,
             QUARANTINE,
         )
 
     async def failed_file(self, file: FailedFile) -> None:
-        """Try the events of a file in failed/ again."""
+        """Replay a file in failed/."""
         left = Leftovers()
         refusals = left.refusals
         steps = self._insert_all(file, f"{FAILED}_{file.name}", left)
@@ -209,7 +209,7 @@ class BufferReplay:
             self._failed.postpone(self._failed.files[str(file.name)])
 
     async def _insert_all(self, file: BufferFile, name: str, left: Leftovers) -> AsyncIterator[int]:
-        """Insert the events of a file, and set aside as `name` what is none; how many at a time."""
+        """Insert the events of a file, and yield how many. Damage goes to quarantine/`name`."""
         file.done = 0
         bad: list[bytes] = []
         steps = windows(self._fs, file.path)
@@ -221,11 +221,11 @@ class BufferReplay:
             bad += window.bad
             file.done += len(window.bad)
             left.unreadable += len(window.bad) + bool(window.torn)
-            if window.bad or window.torn:  # before the file goes, or is rewritten without them
+            if window.bad or window.torn:  # before the file is deleted or rewritten
                 await self._storage.in_pool(self._quarantine, name, window, bad)
 
     async def insert(self, items: list[Item], kind: Kind) -> list[RefusedEvent]:
-        """Store the items in order; those refused come back. Unavailable when it is down."""
+        """Store the items in order, and return the rejected ones, or raise Unavailable."""
         outcomes = await halving(
             items, self._push, REFUSED, lambda item, e: RefusedEvent(item, str(e))
         )
@@ -257,11 +257,11 @@ class BufferReplay:
             return await self._queues.push(self._queues.opened(items))
         except PenstockError:
             for item in items:
-                item.fresh = False  # from now on it may be stored
+                item.fresh = False  # it may have been stored
             raise
 
     async def _throttle(self, events: int) -> None:
-        """Leave room for live pushes: a pause every thousand events, and a rate if one is set."""
+        """Pause every thousand events while there are live pushes, and keep to `replay_rate`."""
         if self._settings.replay_rate:
             await asyncio.sleep(events / self._settings.replay_rate)
         self._unpaused += events
@@ -277,7 +277,7 @@ class BufferReplay:
             self._failed.write(file.name, refusals)
         self._fs.remove(file.path)
         if file.name.kind == "failover":
-            # or a power cut brings the file back when its messages are long gone
+            # or the file is back after a power failure, when its messages are long deleted
             self._fs.sync_dir(self._directory)
 
     def _quarantine(self, name: str, window: Window, bad: list[bytes]) -> None:
@@ -286,21 +286,21 @@ class BufferReplay:
         if window.torn:
             self._fs.replace(directory / f"{name}.torn", window.torn)
             log.warning(
-                "the last event of %s was cut short by a crash: %d bytes set aside",
+                "the last event of %s was cut short by a crash: %d bytes are in quarantine/",
                 name,
                 len(window.torn),
             )
         if window.bad:
             self._fs.replace(directory / f"{name}.bad", b"".join(bad))
             log.error(
-                "%d pieces of %s are not events: set aside in %s/",
+                "%d pieces of %s are not events and are in %s/",
                 *(len(window.bad), name, QUARANTINE),
             )
         self.quarantined.add(len(window.bad) + bool(window.torn))
 
 
 def batches(items: list[Item], most: int) -> Iterator[list[Item]]:
-    """The items in order, at most so many and so many bytes at a time."""
+    """Yield the items in order, at most `most` and MAX_BATCH_BYTES at a time."""
     start = size = 0
     for end, item in enumerate(items):
         size += len(item.payload)

@@ -18,7 +18,7 @@ MAX_FILES = 200  # that a status names
 
 
 class BufferFigures:
-    """Reads the numbers of a buffer's parts; keeps none."""
+    """Reads the figures of the buffer's parts."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class BufferFigures:
 
     @property
     def bytes(self) -> int:
-        """On disk, in files of this process."""
+        """Return the bytes in files of this process."""
         files = [*self._journal.files, *self._qos0.files, *self._backlog.files]
         return sum(file.size for file in files) + self._failed.size
 

@@ -1,4 +1,4 @@
-"""The buffer's directory, as all parts that write there share it: where, by whom, and how much."""
+"""The buffer's directory: new files, their encoding, and the space that is left."""
 
 import asyncio
 import time
@@ -16,11 +16,11 @@ from penstock.io.fs import File, Fs
 from penstock.queues.types import Item
 
 T = TypeVar("T")
-SPACE_CHECK_SECONDS = 0.05  # how long a look at the free space is good for
+SPACE_CHECK_SECONDS = 0.05  # between two queries of the free space
 
 
 class BufferStorage:
-    """`at_rest`: an item as it may lie on a disk, which is sealed if its queue is encrypted."""
+    """`at_rest` returns an item as it may be written to a disk: encrypted if its queue is."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class BufferStorage:
         self._at_rest = at_rest
         self.namer = Namer()
         self.used: Callable[[], int] = lambda: 0  # bytes in files of this process
-        self._room = 0  # bytes that may be written before we look again,
+        self._room = 0  # bytes that may be written before the next query,
         self._check_at = 0.0  # or at this time
 
     def create(self, kind: Kind) -> tuple[BufferFile, File]:
-        """A new file of ours to write to; that of a failover is there after a power cut too."""
+        """Create a file. The name of a failover file survives a power failure."""
         name = self.namer.next(kind)
         path = self.directory / str(name)
         handle = self.fs.open(path, create=True)
@@ -55,13 +55,13 @@ class BufferStorage:
         return BufferFile(name, path), handle
 
     def encode(self, items: Iterable[Item]) -> list[bytes]:
-        """Lines for a file."""
+        """Return the items as lines of a file."""
         return encode(map(self._at_rest, items))
 
     def reserve(self, more: int) -> None:
-        """Refuse what does not fit under the byte cap or would use up the reserve on the disk."""
+        """Raise StorageFull if so many bytes exceed `max_bytes` or use up the reserve."""
         now = time.monotonic()
-        # asking for each push would cost more than writing it
+        # a query for each push would cost more than its write
         if now > self._check_at or self._room < more:
             settings = self.settings
             used, free = self.used(), self.fs.free_bytes(self.directory)

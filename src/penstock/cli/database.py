@@ -1,6 +1,4 @@
-"""`penstock database`: the way into the broker's PostgreSQL for psql, Spark, jobs on the same
-machine and applications that use the outbox.
-"""
+"""`penstock database`: access to the broker's PostgreSQL for psql, Spark, jobs and the outbox."""
 
 import asyncio
 from typing import Annotated

@@ -1,8 +1,8 @@
-"""`penstock topic`: topics from a shell. Records come on standard input and go to standard output,
-so that it composes.
+"""`penstock topic`: manage, write and read topics from a shell.
 
-What a person should see (errors, progress) goes to standard error. Exit codes: 0 done, 1 refused or
-damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 the reader of the output is gone.
+Records come from standard input and go to standard output. Errors and progress go to standard
+error. Exit codes: 0 done, 1 refused or damaged, 2 wrong usage, 130 interrupted (Ctrl-C), 141 the
+reader of the output has gone.
 """
 
 import re
@@ -59,7 +59,7 @@ from penstock.protocol.records import RecordMessage, message, record_message
 commands = command_group("topic")
 
 READ_BYTES = 1 << 20
-POLL_SECONDS = 0.2  # between two looks at a move
+POLL_SECONDS = 0.2  # between two requests for the state of a move
 MAX_LEASED_RECORDS = 10_000  # records a group member takes at once
 
 TOPICS = "/topics"
@@ -73,7 +73,7 @@ JsonLines = Annotated[bool, Parameter(alias="-J", help="One JSON object per line
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TopicAddress:
-    """The broker's TCP port, where topics are."""
+    """The address of the broker's TCP port."""
 
     broker: Annotated[
         str,
@@ -325,7 +325,7 @@ def produce(
                         producer.send_many(payloads)
                     sent += len(payloads)
                     advance(size, sent)
-                    # Leaving raises it; what is queued behind would wait as long again.
+                    # Leaving the producer raises the failure. Queued records would only wait again.
                     if producer.failure is not None:
                         producer.abort()
                         break
@@ -338,7 +338,7 @@ def produce(
 
 
 def _split(record: bytes, delimiter: bytes) -> tuple[bytes | None, bytes]:
-    """The key and the payload of a record that was read."""
+    """Split a line into key and payload."""
     if not delimiter or delimiter not in record:
         return None, record
     key, _, payload = record.partition(delimiter)
@@ -461,8 +461,8 @@ def _message(topic: str, record: Record) -> RecordMessage:
 
 
 def _renderer(format: str) -> Callable[[Batch], bytes]:
-    r"""A function from a batch to its text; `%s\n` and the like take no look at single records."""
-    pieces: list[bytes | str] = []  # bytes: as they are; str: which value
+    r"""Return a function that formats a batch. Formats like `%s\n` need no loop over records."""
+    pieces: list[bytes | str] = []  # bytes: literal text; str: a value of the record
     literal = b""
     for match in re.finditer(r"%([sSotkhTp%])|\\.|.", format, re.DOTALL):
         value = match[1]
@@ -521,7 +521,7 @@ def _size_of(files: tuple[Path, ...]) -> int | None:
 
 
 def _records(files: tuple[Path, ...], end: bytes | None) -> Iterator[tuple[list[bytes], int]]:
-    """The records of all inputs, as many as a read brings, and the bytes that were read."""
+    """Yield the records of each read, and the number of bytes read."""
     for source in _sources(files):
         if end is None:
             data = source.read()
@@ -539,7 +539,7 @@ def _records(files: tuple[Path, ...], end: bytes | None) -> Iterator[tuple[list[
 
 @contextmanager
 def progress_bar(quiet: bool, total: int | None, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Counts bytes and records on a terminal; silent otherwise."""
+    """Show bytes and records on a terminal; show nothing otherwise."""
     console = Console(stderr=True)
     if (
         quiet

@@ -16,7 +16,7 @@ from penstock.errors import Conflict
 
 QUEUES_PER_PAGE = 10_000
 GROUPS_PER_PAGE = 1000
-MOVE_SECONDS = 0.2  # between two looks at a move
+MOVE_SECONDS = 0.2  # between two requests for the state of a move
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -94,7 +94,7 @@ class AdminClient:
                 afterQueue=last[0],
                 afterGroup=last[1],
             )
-            # A broker of 0.2.0 knows no pages: it returns all of them each time.
+            # A broker of release 0.2.0 has no pages: it always returns all groups.
             if not page or (page[-1].queue, page[-1].name) == last:
                 return groups
             groups += page

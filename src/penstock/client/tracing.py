@@ -1,13 +1,11 @@
-"""OpenTelemetry, where `opentelemetry-api` is installed (`pip install 'penstock[otel]'`).
+"""Trace messages with OpenTelemetry, if `opentelemetry-api` is installed
+(`pip install 'penstock[otel]'`). Without it, every function here does nothing.
 
-A message carries the W3C `traceparent` of whoever pushed it in its headers, through dead letters,
-requeues and buffers, so that the work on it belongs to the trace it was caused by. Spans follow the
-messaging conventions: `send` around the request of a push, `create` for a message that is sent
-later with others (a buffer, a transaction), `receive` for a pop that brought something, `process`
-around the handler. A handler of one message continues its trace; one of a batch has links to all
-of them. A caller's own `traceparent` header is left as it is.
-
-Without the package every function here does nothing, for the price of one comparison.
+The headers of a message carry the W3C `traceparent` of its producer, also through dead letters,
+requeues and buffers. Spans follow the messaging conventions: `send` for the request of a push,
+`create` for a message that is sent later (buffer, transaction), `receive` for a pop that returns
+messages, `process` for the handler. The handler of one message continues its trace; the handler of
+a batch links to all traces. A `traceparent` header set by the caller is kept.
 """
 
 import sys
@@ -31,19 +29,19 @@ else:
     _propagator = TraceContextTextMapPropagator()
 
 CARRIER = "traceparent"
-MAX_LINKS = 128  # of one span: what SDKs keep by default
+MAX_LINKS = 128  # per span: the default limit of SDKs
 
 
 def tracer() -> "Tracer":
-    """The tracer of the provider that the program has set."""
-    # importing it from the package would be a cycle, in which type checkers lose our signatures
+    """Return the tracer of the program's provider."""
+    # an import would be a cycle, in which type checkers lose our signatures
     version = str(sys.modules["penstock"].__version__)
     return trace.get_tracer("penstock", version)
 
 
 @contextmanager
 def sending(items: list[Item]) -> Iterator[list[Item]]:
-    """A `send` span around the request that pushes the items; gives them with their context."""
+    """Start a `send` span for a push. Yields the items with the context in their headers."""
     if not ENABLED:
         yield items
         return
@@ -65,7 +63,7 @@ def sending(items: list[Item]) -> Iterator[list[Item]]:
 
 
 def created(item: Item) -> Item:
-    """The item with the context of a `create` span: it is sent later."""
+    """Record a `create` span for an item that is sent later. Return it with the context."""
     if not ENABLED:
         return item
     attributes = _attributes("push", "create", item["queue"])
@@ -79,12 +77,12 @@ def created(item: Item) -> Item:
 
 
 def now() -> int:
-    """When a pop begins, for `received`."""
+    """Return the start time of a pop, for `received`."""
     return time.time_ns() if ENABLED else 0
 
 
 def received(messages: Sequence[Received], started: int) -> None:
-    """A `receive` span from `started` until now, with links to the messages."""
+    """Record a `receive` span from `started` until now, with links to the messages."""
     if not ENABLED or not messages:
         return
     first = messages[0]
@@ -117,7 +115,7 @@ def processing(*messages: Received) -> Iterator[None]:
         attributes["messaging.destination.partition.id"] = first.partition
         about: dict[str, Any] = {"context": _propagator.extract(first.headers)}
         if CARRIER not in first.headers:
-            about = {}  # whatever is current is the best we have
+            about = {}  # use the current context
     else:
         attributes["messaging.batch.message_count"] = len(messages)
         about = {"links": _links(message.headers for message in messages)}

@@ -1,6 +1,4 @@
-"""What an operation of the HTTP API is: one declaration for the broker, its clients and the
-reference.
-"""
+"""Declare operations of the HTTP API once, for the broker, its clients and the reference."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, TypeVar
@@ -13,7 +11,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A change that is recorded: its name, and what of the body and of the answer goes with it."""
+    """An audited change: its name, and the fields of body and answer that are recorded."""
 
     action: str
     body: tuple[str, ...] = ()
@@ -26,16 +24,16 @@ class Operation(Generic[A]):
 
     method: str
     path: str
-    answer: type[A]  # NoneType: an answer without a body
+    answer: type[A]  # NoneType: no body
     summary: str
     _: KW_ONLY
     tag: str = ""
-    also: tuple[str, ...] = ()  # further paths of it
+    also: tuple[str, ...] = ()  # further paths
     query: Any = None  # a struct with one field per parameter
     body: Any = None  # a type for msgspec, `| None` if it may be empty; bytes: the body as it is
     decode: bool = True  # False: the handler decodes the body
     status: int = 200
-    may_be_empty: bool = False  # 204 without a body is another answer
+    may_be_empty: bool = False  # the answer may also be 204 without a body
     answer_type: str = "application/json"
     role: Role | None = None  # None: read-only for GET, else read-write
     audit: Audited | None = None

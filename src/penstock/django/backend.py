@@ -1,8 +1,8 @@
 """The backend: `enqueue` stores a row and sends a message, both or neither.
 
-With the broker's PostgreSQL as the database, the message goes through the outbox, in the
-transaction of the application: nothing is sent if it rolls back, and nothing is lost if the process
-dies after the commit. With another database the message is pushed after the commit.
+If the database has the broker's tables, the message goes through the outbox in the application's
+transaction. Nothing is sent if the transaction rolls back, and nothing is lost if the process dies
+after the commit. With another database the message is pushed after the commit.
 """
 
 import os
@@ -28,15 +28,15 @@ from penstock.outbox.sync import SyncOutbox
 from penstock.protocol.names import DEFAULT_PARTITION
 
 DEFAULTS = {
-    "URL": None,  # of the broker, or several with commas; default: PENSTOCK_URL
+    "URL": None,  # of the broker, or several separated by commas; default: PENSTOCK_URL
     "TOKEN": None,  # default: PENSTOCK_TOKEN
     "DATABASE": "default",  # the alias of the database with the rows
     "SCHEMA": "penstock",  # of the broker's tables
-    "OUTBOX": None,  # None: if the database has the broker's tables
+    "OUTBOX": None,  # None: use it if the database has the broker's tables
     "PREFIX": "django.",  # of the queues' names
 }
 DEFAULT_URL = "http://127.0.0.1:6632"
-PRIORITY_STEPS = (-100, -50, 0, 1, 51)  # a queue for the priorities from each on
+PRIORITY_STEPS = (-100, -50, 0, 1, 51)  # the lowest priority of each queue
 PUSH_PATIENCE_SECONDS = 5.0
 HAS_OUTBOX = """SELECT EXISTS (SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
                 WHERE n.nspname = %s AND p.proname = 'outbox_push')"""
@@ -59,7 +59,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
     # Enqueue
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Store the task and send it, when the transaction commits."""
+        """Store the task, and send it when the transaction commits."""
         from penstock.django.models import TaskRecord
 
         self.validate_task(task)
@@ -121,7 +121,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
         transaction.on_commit(lambda: self._push(item, record), using=self.database)
 
     def _push(self, item: dict[str, Any], record: Any) -> None:
-        """Push a task whose row is committed. A task that cannot be sent has failed."""
+        """Push a task whose row is committed. If that fails, record the task as failed."""
         try:
             (result,) = self.line().json(
                 "POST", "/api/v1/push", body={"items": [item]}, retry_for=PUSH_PATIENCE_SECONDS
@@ -133,7 +133,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             raise
 
     def uses_outbox(self) -> bool:
-        """Return whether tasks go through the outbox: as OUTBOX says, or if there is one."""
+        """Return whether tasks go through the outbox: OUTBOX, or whether there is one."""
         if self.settings["OUTBOX"] is None:
             self._found_outbox = self._found_outbox or self._has_outbox()
             return self._found_outbox
@@ -236,13 +236,13 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
         try:
             has_outbox = self._has_outbox()
         except (DatabaseError, ImproperlyConfigured) as error:
-            text = f"{where}: the database cannot be asked: {error}"
+            text = f"{where}: cannot query the database: {error}"
             yield checks.Warning(text, id="penstock.W001")
             return
         if not has_outbox:
             text = (
-                f"{where}: OUTBOX is set, and the database {self.database!r} has no tables of "
-                f"a broker in the schema {self.settings['SCHEMA']!r}"
+                f"{where}: OUTBOX is set, but the database {self.database!r} has no broker "
+                f"tables in the schema {self.settings['SCHEMA']!r}"
             )
             hint = "Name this database in the broker's database.url, or remove OUTBOX."
             yield checks.Error(text, hint=hint, id="penstock.E005")

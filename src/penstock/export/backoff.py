@@ -27,7 +27,7 @@ class RouteBackoff:
         self._changed = asyncio.Event()
 
     def failed(self, retry_after: float | None = None) -> float:
-        """Note a failure; the delay it brings."""
+        """Count a failure, and return the delay."""
         self.failures += 1
         settings = self._settings
         delay = settings.retry_interval
@@ -42,7 +42,7 @@ class RouteBackoff:
         self.failures = 0
 
     def reset(self) -> None:
-        """End the backoff at once, because a person wants another try."""
+        """End the backoff at once, at the request of a person."""
         self.failures, self._until = 0, 0.0
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,13 +1,13 @@
-"""The circuit breaker: stops sending to a destination that is down, and finds out by single probes
-when it is back.
+"""The circuit breaker: stop sending to a destination that is down, and send single probes until it
+is back.
 
     closed     to open after `threshold` failures in a row
     open       to half open after `reset_timeout`
     half open  to closed when the probe succeeds, to open when it fails
 
-Only the destination's health counts: network errors, time-outs, 5xx, 429. Bad data is an answer,
-and an answer is health. A worker asks for a permit before it takes anything from the queue, and
-releases it whatever happens: in half open there is exactly one, the probe's.
+Only the destination's health counts: network errors, timeouts, 5xx, 429. A destination that rejects
+bad data is healthy. A worker asks for a permit before it takes a block from the queue, and always
+releases it. While the breaker is half open, there is one permit, the probe's.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ class Breaker:
         self.state = CLOSED
         self.failures = 0  # in a row
         self._opened_at = 0.0
-        self._probes = 0  # that were admitted, ever
-        self._probe: int | None = None  # the number of the one that is on its way
+        self._probes = 0  # admitted so far
+        self._probe: int | None = None  # the number of the probe that is being sent
         self._changed = asyncio.Event()  # replaced whenever it is set
 
     async def admit(self) -> int:
-        """Wait until a batch may be sent; the permit: the number of the probe, 0 when closed."""
+        """Wait until a batch may be sent. Return the permit: a probe's number, 0 when closed."""
         rejected = False
         while self.state != CLOSED:
             wait = self._seconds_open()
@@ -58,7 +58,7 @@ class Breaker:
         return 0
 
     async def not_open(self) -> None:
-        """Wait while nothing may be taken: for preparers, who need no permit."""
+        """Wait while the breaker is open. Preparers use it: they need no permit."""
         while (wait := self._seconds_open() or 0.0) > 0:
             await self._clock.wait(self._changed, wait)
 
@@ -93,7 +93,7 @@ class Breaker:
             self._count("circuit_breaker_open_total")
 
     def release(self, permit: int) -> None:
-        """Give the permit back. Without `succeeded` or `failed`, it says nothing about health."""
+        """Return the permit. Without `succeeded` or `failed`, the state stays as it is."""
         if permit == self._probe:
             self._probe = None
             self._notify()

@@ -1,8 +1,8 @@
-"""Checks that several destinations share. Each gives what is wrong, beginning with the key.
+"""Checks that several destinations share. Each returns problems, which begin with the key.
 
-Files that a definition names are read with the broker's rights, which a user of the API may not
-have. So over the API, `ca` is the text of a PEM file, or the name of a file in the one directory
-that the operator fills (`exporter.certificates`). The broker's log alone says what is wrong with a
+The broker reads the files that a definition names, and may read files that a user of the API may
+not. So over the API, `ca` is the text of a PEM file, or the name of a file in the directory
+`exporter.certificates`, which the operator fills. Only the broker's log says what is wrong with a
 file.
 """
 

@@ -1,8 +1,8 @@
-"""Time as export sees it: one object, so that tests can simulate an hour's outage in a second.
+"""The clock of export: one object, so that tests can simulate an hour's outage in a second.
 
-Delays and ages are measured on the monotonic clock; enqueue times must survive a restart, so they
-are wall time, read once at the start and carried on by the monotonic clock (`steady`): a wall clock
-that jumps while we run changes no age.
+Delays are measured on the monotonic clock. Enqueue times must survive a restart, so they are wall
+time: it is read once at the start and continued by the monotonic clock (`steady`). A wall clock
+that jumps later changes no age.
 """
 
 import asyncio

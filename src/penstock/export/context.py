@@ -1,4 +1,4 @@
-"""What all routes of a process share, and what a destination is made with."""
+"""What all routes of a process share; destinations are created with it."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""The dead letters of a route: records no retry will help, with the reason, in a file a person can
-read.
+"""The dead letters of a route: records that cannot be delivered, each with the reason, in a file
+that people can read.
 
     deadletters.ndjson    one line per record: <CRC32C of the rest: 8 hex digits> <JSON object>\\n
         {"sequence", "index", "reason", "detail", "attempts", "enqueued", "died", "record",

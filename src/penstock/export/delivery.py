@@ -35,7 +35,7 @@ from penstock.export.telemetry import RouteMetrics
 
 log = logging.getLogger("penstock.export")
 LATENCY_WEIGHT = 0.2
-Prepared = tuple[OutgoingBatch, Any]  # a batch, and what its destination made of it
+Prepared = tuple[OutgoingBatch, Any]  # a batch, and what `prepare` returned for it
 
 
 class BatchDelivery:
@@ -59,7 +59,7 @@ class BatchDelivery:
         self._metrics = metrics
         self.inflight = 0
         self.latency = 0.0  # moving average, seconds
-        self.throttled = 0  # answers that asked for less (429, time-outs), ever
+        self.throttled = 0  # answers so far that ask for fewer requests (429, timeouts)
         self.last_error: str | None = None
         self.failing_since: float | None = None  # wall time of the first error after a success
 

@@ -1,8 +1,8 @@
-"""Looking into a route's directory from outside: its send queue and its dead letters.
+"""Read a route's directory from outside: its send queue and its dead letters.
 
-Nothing here needs a running broker, and nothing takes a lock: of a live queue it shows a moment.
-The broker that runs the queue names the `end` of what is written; from outside a block may be seen
-half written at the very end.
+Nothing here needs a running broker or takes a lock, so it shows a live queue as of one moment. The
+broker that runs the queue passes the `end` of what is written. Without it, the last block may be
+seen half written.
 """
 
 import json
@@ -114,7 +114,7 @@ def first_records(
             if size <= 0:
                 break
     except FileNotFoundError:
-        pass  # of a live queue: what follows was delivered meanwhile
+        pass  # the queue is live: the next blocks were delivered meanwhile
     return first
 
 

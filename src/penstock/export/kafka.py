@@ -14,7 +14,7 @@ from penstock.net.tls import ca_text
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-# Errors of librdkafka that say that we are not allowed to do this.
+# Errors of librdkafka that mean that this is not allowed.
 DENIED_ERRORS = (
     "_AUTHENTICATION",
     "SASL_AUTHENTICATION_FAILED",
@@ -26,7 +26,7 @@ DENIED_ERRORS = (
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaCluster:
-    """How to reach a cluster."""
+    """The address and credentials of a cluster."""
 
     brokers: str = key("", "addresses of brokers, host:port, several with commas")
     topic: str = key("", "topic there")
@@ -57,7 +57,7 @@ class KafkaCluster:
             "bootstrap.servers": self.brokers,
             "client.id": "penstock",
             "security.protocol": protocol,
-            "log_level": 0,  # what is wrong comes to `error_cb`
+            "log_level": 0,  # errors go to `error_cb`
         }
         if self.username:
             settings |= {

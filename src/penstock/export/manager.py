@@ -181,7 +181,7 @@ class Exports:
         raise NotFound(f"no route takes {signal}: give one a source that names it")
 
     async def refresh(self) -> None:
-        """Look at what takes a question, so that `status` shows it."""
+        """Query the lag of the sources, so that `status` shows it."""
         await asyncio.gather(*(route.refresh() for route in self._routes.values()))
 
     def status(self) -> list[RouteStatus]:

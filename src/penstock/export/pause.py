@@ -1,10 +1,11 @@
-"""Whether a route may send: it runs, it was paused by hand, or its destination denied it.
+"""Pause a route: a person asked for it, or its destination denied a batch.
 
-A destination that denies for a reason no retry helps (credentials, address) pauses the route. Often
-the reason goes away without anybody coming back to the route: a deployment ends, a token is renewed
-over there. So while a route is denied, one worker is let through now and then with one batch, a
-probe: after `first` seconds and then ever more rarely, up to every `longest`. If the destination
-does not deny it, the route resumes. What a person paused, a person resumes.
+A destination that denies a batch for a reason that no retry changes (credentials, address) pauses
+the route. Often the reason disappears without a change to the route: a deployment ends, or a token
+is renewed. So while a route is denied, one worker may send one batch from time to time, a probe:
+after `first` seconds, then less and less often, up to every `longest` seconds. If the destination
+does not deny the probe, the route resumes. A route that a person paused stays paused until a person
+resumes it.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ class Pause:
         self._clock = clock
         self._first = first
         self._longest = max(first, longest)
-        self._on_resume = on_resume  # it resumed by itself
+        self._on_resume = on_resume  # called when a probe ends the pause
         self.reason: str | None = None  # why it is paused, while it is
-        self.next_probe: float | None = None  # when (monotonic), while the destination denies it
+        self.next_probe: float | None = None  # monotonic; None unless the destination denies
         self._delay = first  # between two probes
         self._changed = asyncio.Event()  # replaced whenever it is set
 

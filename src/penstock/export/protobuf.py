@@ -1,8 +1,8 @@
-"""The outermost level of a protobuf message: where its fields begin and end.
+"""Read the top-level fields of a protobuf message.
 
-Telemetry requests stay opaque. This much is needed to refuse bytes that are not protobuf, to cut a
-request that is too large into two (a repeated field may be cut between any two of its elements),
-and to read the few fields of an answer.
+Telemetry requests are not decoded further. The fields are enough to reject bytes that are not
+protobuf, to split a request that is too large between two elements of a repeated field, and to read
+an answer.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class Field(NamedTuple):
 
 
 def fields(message: bytes) -> Iterator[Field]:
-    """Yield the fields of a message in their order; raises NotProtobuf."""
+    """Yield the fields of a message in order. Raises NotProtobuf."""
     at = 0
     while at < len(message):
         start = at
@@ -45,7 +45,7 @@ def fields(message: bytes) -> Iterator[Field]:
             raise NotProtobuf(f"unknown wire type {wire_type} at byte {start}")
         end = at + size
         if end > len(message):
-            raise NotProtobuf(f"the field at byte {start} ends behind the message")
+            raise NotProtobuf(f"the field at byte {start} exceeds the message")
         yield Field(number, message[at:end], start, end)
         at = end
 
@@ -60,7 +60,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, _MAX_VARINT_BITS, 7):
         if at >= len(message):
-            raise NotProtobuf("a number ends behind the message")
+            raise NotProtobuf("a number exceeds the message")
         byte = message[at]
         at += 1
         value |= (byte & 0x7F) << shift

@@ -134,7 +134,7 @@ class ExportRoute:
         except StorageError as error:
             log.error("route %s: %s", self.name, error)
 
-    # What people do with it
+    # Operations
 
     async def push(self, records: list[bytes]) -> PushedBlocks:
         self._refuse_when_closed()
@@ -156,7 +156,7 @@ class ExportRoute:
 
     @property
     def draining(self) -> bool:
-        """Return whether a person asked it to take nothing new."""
+        """Return whether a person asked the route to accept no new records."""
         return self._state.draining
 
     async def pause(self, reason: str = "by hand") -> None:
@@ -178,7 +178,7 @@ class ExportRoute:
         self._state.save_soon()
 
     async def resume(self) -> None:
-        """Send, at once: also ends a drain, and a backoff."""
+        """Send at once. This also ends a drain and a backoff."""
         self._state.draining = False
         self.backoff.reset()
         self._pause.end()
@@ -186,7 +186,7 @@ class ExportRoute:
         await self._state.save_or_retry()
 
     async def drain(self) -> None:
-        """Take nothing new and deliver what there is; `resume` ends it."""
+        """Accept no new records and deliver those in the queue, until `resume`."""
         self._state.draining = True
         await self._stop_reading()
         self.backoff.reset()
@@ -194,18 +194,18 @@ class ExportRoute:
         await self._state.save_or_retry()
 
     async def save(self) -> None:
-        """Have its state, the definition too, on disk."""
+        """Write the state and the definition to disk."""
         await self._state.save()
 
     async def letters(self, offset: int, limit: int) -> Sequence[DeadRecord | None]:
         return await self._context.in_pool(self.dead_letters.page, offset, limit)
 
     async def purge(self) -> int:
-        """Drop what is queued, what waits for its next attempt too; how many records."""
+        """Drop everything in the queue; return the number of records."""
         return await self.queue.purge(self.workers.waiting(), PURGE_TIMEOUT_SECONDS)
 
     async def replay(self) -> int:
-        """Push the dead letters again, as new records; how many."""
+        """Push the dead letters as new records; return their number."""
         self._refuse_when_closed()
         async with self._replaying:
             letters = await self._context.in_pool(self.dead_letters.begin_replay)
@@ -219,7 +219,7 @@ class ExportRoute:
             await self._context.in_pool(self.dead_letters.end_replay)
             return len(letters)
 
-    # What it shows
+    # Status
 
     @property
     def state(self) -> str:
@@ -230,7 +230,7 @@ class ExportRoute:
         return "running"
 
     async def refresh(self) -> None:
-        """Look at what takes a question, so that `status` shows it."""
+        """Query the lag of the source, so that `status` shows it."""
         if self._source is not None:
             await self._source.refresh()
 

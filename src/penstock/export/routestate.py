@@ -1,7 +1,7 @@
-"""What a route remembers over a restart, in `route.json` of its directory.
+"""The state of a route that survives a restart, in `route.json` of its directory.
 
 paused, refused   why it is paused, and whether its destination denied it; null, false
-draining          whether it takes nothing new
+draining          whether it accepts no new records
 incarnations      of the topic it reads: the n-th is the n-th generation of positions
 life              of its queue: 32 bits made with the queue, part of the keys of batches
 holder            48 bits that mark its leases on a queue, so that the next process finds them
@@ -42,7 +42,7 @@ def read_state(context: RouteContext, directory: Path) -> dict[str, Any]:
 
 
 class RouteState:
-    """Saved one at a time: the last one saved is the last one that was."""
+    """Writes are made one after the other, so the file has the latest state."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class RouteState:
         self._context = context
         self._pause = pause
         self._definition = definition
-        self.draining = False  # by order of a person
+        self.draining = False  # a person asked for it
         self.life = 0
         self.holder = 0
         self._incarnations: list[str] = []
-        self._unsaved = False  # the file is behind
+        self._unsaved = False  # the file is older than the state
         self._stopping = False
         self._saving = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -117,7 +117,7 @@ class RouteState:
             self._unsaved = False
 
     async def save_or_retry(self) -> None:
-        """Save, again and again while the disk refuses: what was asked for holds meanwhile."""
+        """Save, and try again while the disk rejects it. The state applies meanwhile."""
         try:
             await self.save()
         except StorageError as error:
@@ -132,7 +132,7 @@ class RouteState:
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Have the file up to date, if the disk lets us."""
+        """Write the state, if that is possible."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
         if self._unsaved:

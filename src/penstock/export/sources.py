@@ -55,11 +55,10 @@ log = logging.getLogger("penstock.export")
 RETRY_SECONDS = 1.0
 MAX_READ_BATCHES = 8  # read and pushed together when the source is far ahead
 POLL_SECONDS = 30.0
-# after which a pop of a process that was killed has ended in the database, one way or the other
-LINGER_SECONDS = 5.0
-RELEASE_POPS = 2  # before which dead leases are released: at once, and when such a pop has ended
+LINGER_SECONDS = 5.0  # after which a pop of a killed process has ended in the database
+RELEASE_POPS = 2  # pops before which dead leases are released: the first, and after LINGER_SECONDS
 RELEASE_TIMEOUT_SECONDS = 2.0
-RENEW_AFTER_SECONDS = 1.0  # that a push may take before its lease is renewed, and then every
+RENEW_AFTER_SECONDS = 1.0  # of a push, after which its lease is renewed, and then every
 RENEW_EVERY_SECONDS = 20.0
 LEASE_SECONDS = 60  # that a renewed lease lives
 LAG_SECONDS = 15.0  # between two queries of a queue's lag
@@ -85,7 +84,7 @@ def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Bl
 
 
 class SourceReader(ABC):
-    """What topics and queues have in common as the source of a route."""
+    """Base class of the sources of a route."""
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class SourceReader(ABC):
         self._queue = queue
         self._encoding = encoding
         self._state = state
-        self.problem: str | None = None  # why nothing can be read, while that is so
+        self.problem: str | None = None  # why nothing can be read; None while it can
         self.damage: str | None = None  # the last damaged place that was passed over
 
     async def run(self) -> None:
@@ -116,17 +115,17 @@ class SourceReader(ABC):
 
     @abstractmethod
     async def _read(self) -> None:
-        """Read until something is wrong, and raise it."""
+        """Read until an error, and raise it."""
 
     @abstractmethod
     def lag(self) -> int | None:
         """Return the number of records that are not read yet; None when it is not known."""
 
     async def refresh(self) -> None:  # noqa: B027 nothing to do for a topic
-        """Look at the lag now, where that takes a question."""
+        """Query the lag now, if it needs a query."""
 
     async def watch(self) -> None:  # noqa: B027 nor here
-        """Refresh the lag now and then until cancelled."""
+        """Refresh the lag periodically until cancelled."""
 
     def _report(self, error: PenstockError) -> None:
         if self.problem != str(error):
@@ -139,7 +138,7 @@ class TopicSource(SourceReader):
     """Reads one partition of a topic."""
 
     _next: int | None = None  # the offset to read
-    _start_was_seen = True  # whether the topic was there when the route began to look
+    _start_was_seen = True  # whether the topic existed when the route started
     _damaged_at: int | None = None  # the offset whose read has failed once
 
     @property
@@ -252,7 +251,7 @@ class TopicSource(SourceReader):
     async def _pass_over(
         self, generation: int, start: int, stop: int, reason: int, why: str
     ) -> int:
-        """Book offsets that cannot be read as dropped; where reading resumes."""
+        """Book offsets that cannot be read as dropped; return where reading resumes."""
         text = f"offsets {start} to {stop - 1} of topic {self._name} {why}"
         await self._queue.pass_over(stop - start, reason, generation << GENERATION_BITS | stop)
         log.error("route %s: %s", self._spec.name, text)

@@ -71,7 +71,7 @@ class SourceSpec:
 
     @property
     def signals(self) -> frozenset[str]:
-        """Return what it takes at the usual addresses of telemetry."""
+        """Return the signals that it takes at the usual addresses of telemetry."""
         named = {word.strip() for word in self.otlp.split(",")} - {""}
         samples = {SAMPLES} if self.remote_write else set()
         return frozenset((set(SIGNALS) if named == {"all"} else named) | samples)
@@ -96,7 +96,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The sections whose shape does not depend on the destination."""
+    """The sections of a definition that are the same for all destinations."""
 
     source: SourceSpec = section(SourceSpec, "where records come from")
     batch: Batching = section(Batching, "how they are put together")
@@ -130,7 +130,7 @@ def parse_routes(config: Config) -> dict[str, RouteSpec]:
 
 
 def check_signals(spec: RouteSpec, others: Mapping[str, RouteSpec]) -> None:
-    """Refuse a route that takes what another takes: an exporter would not know which one it got."""
+    """Refuse a route that takes a signal of another route at the same address."""
     for other in others.values():
         if other.name != spec.name and (both := spec.source.signals & other.source.signals):
             raise ConfigError(
@@ -309,5 +309,5 @@ def make_destination(spec: RouteSpec, context: RouteContext) -> Destination:
         raise ConfigError(f"route {spec.name}: {CA_HINT}") from None
     except ConfigError as error:
         raise ConfigError(f"route {spec.name}: {error}") from error
-    except (InvalidRequest, OSError, ValueError) as error:  # a header that is none
+    except (InvalidRequest, OSError, ValueError) as error:  # such as an invalid header
         raise ConfigError(f"route {spec.name}: its destination cannot be made: {error}") from error

@@ -71,7 +71,7 @@ LABELLED_COUNTERS = {
     "queue_dropped_records_total": ("Records dropped, by reason", "reason"),
     "queue_retry_failure_total": ("Failed sends, by type of error", "error_type"),
 }
-EVENTS = {  # events of the queue's lower half
+EVENTS = {  # events of the files and books of a queue
     "accepted": "queue_accepted_records_total",
     "delivered": "queue_delivered_records_total",
     "dead_lettered": "queue_dead_lettered_records_total",
@@ -86,11 +86,11 @@ EVENTS = {  # events of the queue's lower half
 }
 LOSSES = ("crash", "damaged", "source_gap")  # reasons of drops that no policy or person decided
 RATE_SECONDS = 30.0  # over which rates are averaged
-GAUGES_SECONDS = 0.01  # for which what the routes showed is good
+GAUGES_SECONDS = 0.01  # for which the answers of the routes are cached
 
 
 class ExportMetrics:
-    """Registered once per process; the routes come and go."""
+    """The instruments of all routes, registered once per process."""
 
     def __init__(self, metrics: Metrics, show: Callable[[], Mapping[str, Gauges]]) -> None:
         self._show = show  # the gauges of all routes, by name
@@ -110,9 +110,7 @@ class ExportMetrics:
             metrics.gauge(f"penstock_export_{name}", text, *labels, read=read)
 
     def _read(self, name: str) -> dict[tuple[str, ...], float]:
-        """Return one gauge of all routes. A scrape reads two dozen of them and asks the routes
-        once.
-        """
+        """Return a gauge of all routes. A scrape reads all gauges, and asks each route once."""
         now = time.monotonic()
         if now - self._shown_at > GAUGES_SECONDS:
             self._shown, self._shown_at = self._show(), now
@@ -148,7 +146,7 @@ class RouteMetrics:
         self._counters[name].add(amount, self._route, *labels)
 
     def event(self, name: str, amount: int) -> None:
-        """Count an event of the lower half of the queue."""
+        """Count an event of the queue's files and books."""
         if counter := self._events.get(name):
             counter.add(amount, self._route)
         elif name.startswith("dropped_batches_"):
@@ -161,7 +159,7 @@ class RouteMetrics:
 
 
 class Rate:
-    """A moving average of events per second, fed with a running total."""
+    """A moving average of events per second, computed from a running total."""
 
     def __init__(self, clock: Clock, total: float = 0.0) -> None:
         self.value = 0.0

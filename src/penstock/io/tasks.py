@@ -18,13 +18,13 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.background")
 
 FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 30.0
-STABLE_SECONDS = 60.0  # a loop that ran for so long starts again with the first pause
+STABLE_SECONDS = 60.0  # after running this long, the pause is reset
 
 
 def supervised(
     name: str, loop: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics | None = None
 ) -> asyncio.Task[None]:
-    """Run `loop()` in the background until it returns or is cancelled; again when it fails.
+    """Run `loop()` in the background until it returns or is cancelled; restart it if it fails.
 
     The pauses between restarts grow. Without `metrics`, restarts are logged only.
     """
@@ -42,7 +42,7 @@ async def _restarting(
         except Exception:
             if time.monotonic() - began > STABLE_SECONDS:
                 pause = FIRST_RESTART_SECONDS
-            log.exception("%s failed; it starts again in %.1f s", name, pause)
+            log.exception("%s failed; it restarts in %.1f s", name, pause)
         if metrics is not None:
             metrics.background_restarts.add(1, name)
         await asyncio.sleep(pause)
@@ -58,13 +58,13 @@ async def slices(items: Sequence[T], size: int) -> AsyncIterator[Sequence[T]]:
 
 
 async def in_pool(pool: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call it in the pool. A cancelled caller does not interrupt the disk work."""
+    """Call the function in the pool. Cancelling the caller does not interrupt it."""
     loop = asyncio.get_running_loop()
     return await asyncio.shield(loop.run_in_executor(pool, lambda: function(*args, **kwargs)))
 
 
 async def cancelled(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel what runs in the background, if it does, and wait for its end."""
+    """Cancel the tasks and wait until they end. None is allowed."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()

@@ -1,6 +1,6 @@
-"""Appends that wait for the next commit: what may be appended, and in which shapes it comes.
+"""Check appends and queue them for the next commit.
 
-A log adds `commit`, which takes what waits and writes it.
+Subclasses implement `commit`, which writes the queued appends.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ class AppendQueue(ABC):
         self._pending: list[Entry] = []
         self.pending_bytes = 0  # of the appends in `_pending`
         self._scheduled = False  # `commit` will run at the end of this tick
-        self.closed = False  # nothing more is taken
-        self.deleted = False  # and what is queued is refused
-        self.moving = False  # it is closed because the topic becomes a shared one
+        self.closed = False  # further appends are refused
+        self.deleted = False  # queued appends are refused too
+        self.moving = False  # closed because the topic becomes a shared one
 
-    # Queueing: the caller ends its turn with `commit` or `schedule`
+    # Queueing: the caller then calls `commit` or `schedule`
 
     def enqueue(
         self, payloads: Sequence[Bytes], promise: Promise, producer: Producer | None = None
@@ -66,7 +66,7 @@ class AppendQueue(ABC):
         self._enqueue(Arrays(wide, payloads), len(wide), size, largest, promise, producer)
 
     def enqueue_table(self, table: np.ndarray, promise: Promise) -> None:
-        """Queue payloads of one length: an item of `table` each, wherever they lie."""
+        """Queue payloads of equal length: each item of `table` is one."""
         self._enqueue(table, len(table), table.itemsize * len(table), table.itemsize, promise, None)
 
     def enqueue_records(
@@ -141,21 +141,21 @@ class AppendQueue(ABC):
         self.pending_bytes += size
 
     def gone(self) -> PenstockError:
-        if self.moving:  # clients try again, and reach the shared topic
+        if self.moving:  # clients retry and reach the shared topic
             return Unavailable(f"topic {self._name!r} is a shared topic now")
         return NotFound(f"topic {self._name!r} was deleted")
 
     # Committing
 
     def schedule(self) -> None:
-        """Commit at the end of this tick what is queued until then."""
+        """Commit all queued appends at the end of this tick."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.commit)
 
     @abstractmethod
     def commit(self) -> None:
-        """Begin to write what is queued, unless a commit is under way."""
+        """Start writing the queued appends, unless a commit is under way."""
 
 
 def _size_of(record: NewRecord) -> int:
@@ -189,8 +189,8 @@ class AppendsThrough:
     def append_records(
         self, records: Sequence[NewRecord], producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
-        """Append records with keys, headers and timestamps, all or none. `InvalidRecord` where the
-        topic's format has no room for them.
+        """Append records with keys, headers and timestamps, all or none. Raises `InvalidRecord` if
+        the topic's format cannot store them.
         """
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         self.appends.enqueue_records(records, future, producer)
@@ -198,8 +198,8 @@ class AppendsThrough:
         return future
 
     def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
-        """Append a record batch that a Kafka client built (`kafka_batch.split_batches`), as it is
-        where the format can hold it. Its producer's sequence is checked.
+        """Append a record batch from a Kafka client (`kafka_batch.split_batches`), unchanged if the
+        format allows. Checks the producer's sequence.
         """
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         self.appends.enqueue_batch(head, data, future)

@@ -1,21 +1,20 @@
-"""Idempotence: which batches of which producers are in the log already.
+"""Detect batches that idempotent producers have appended already.
 
-A producer numbers its batches 0, 1, 2, ...; the last `BATCHES_REMEMBERED` of each are kept with
-where they went. A batch sent again is answered with its first offsets, a batch that skips one is
-refused, so a producer that pipelines and retries gets its records stored once and in order. An
-unknown producer may start anywhere (its history may have expired). Sequences from `SPARSE` on may
-leave gaps and only have to grow: they are for those who number something larger than a batch, as a
-Spark query numbers its epochs. One that is behind the last and no longer remembered counts as
-stored; where it went is then unknown, and its answer says 0 records.
+A producer numbers its batches 0, 1, 2, ... The offsets of the last `BATCHES_REMEMBERED` batches of
+each producer are kept. A batch that is sent again gets its first answer, and a batch that leaves a
+gap is refused, so records are stored once and in order. An unknown producer may start anywhere: its
+history may have expired.
 
-Kafka's idempotent producers are in the same table. They number records, not batches, modulo 2^31:
-the next batch begins with the number after the last record's. The same batch again has the same
-number and as many records; a new epoch of a producer begins at 0, an old one is refused.
+Sequences from `SPARSE` on may leave gaps but must grow. They number something larger than a batch,
+such as the epochs of a Spark query. A sequence below the last one that is not remembered counts as
+stored. Its offsets are unknown, so the answer says 0 records.
 
-The table is derived from what commits
-store; the checkpoint carries a copy so that a restart reads only
-the rows after it. It is asked when a commit is put together, at which moment nothing of this topic
-is in flight.
+Kafka's idempotent producers share the table. They number records modulo 2^31, and a batch has the
+number of its first record. A repeated batch has the same number and the same count. A new epoch of
+a producer begins at 0, and an old epoch is refused.
+
+The table is derived from the commits. The checkpoint has a copy, so that a restart reads only later
+rows. It is read when a commit is built; no other commit of the topic is in flight then.
 """
 
 from struct import Struct
@@ -29,12 +28,12 @@ BATCHES_REMEMBERED = 128
 
 
 _KAFKA_ID = Struct(">6sqh")
-_KAFKA = b"kafka\0"  # how the 16 bytes begin that stand for one of Kafka's producers
-_SEQUENCES = 1 << 31  # Kafka's, after which they start over
+_KAFKA = b"kafka\0"  # prefix of the 16 bytes of a Kafka producer's id
+_SEQUENCES = 1 << 31  # after this many, Kafka's sequences start over
 
 
 class OutOfOrder(Conflict):
-    """A batch of a producer is not the next one, and not one that is remembered."""
+    """A batch is neither the next one of its producer nor a remembered one."""
 
 
 class ProducerFenced(Conflict):
@@ -42,7 +41,7 @@ class ProducerFenced(Conflict):
 
 
 class Producer(NamedTuple):
-    """Who appends, and the number of this batch: `id` is 16 bytes and `sequence` counts batches."""
+    """A producer and its batch: `id` has 16 bytes, `sequence` counts batches."""
 
     id: bytes
     sequence: int
@@ -56,7 +55,7 @@ class Producer(NamedTuple):
 
 
 class KafkaProducer(NamedTuple):
-    """One of Kafka's, and its batch: the number of its first record, and how many it has."""
+    """A Kafka producer and its batch; `sequence` is the number of the first record."""
 
     producer_id: int
     epoch: int
@@ -95,12 +94,12 @@ class Producers:
     __slots__ = ("_expiry", "entries")
 
     def __init__(self, entries: dict[bytes, ProducerEntry], expiry: float) -> None:
-        # By key, under which all epochs of one of Kafka's producers are one.
+        # All epochs of a Kafka producer share one key.
         self.entries = {parse_producer(one, 0, 0).key: entry for one, entry in entries.items()}
         self._expiry = int(expiry * 1e6)
 
     def earlier(self, producer: AnyProducer) -> tuple[int, int] | None:
-        """Return where this batch was stored before; None if it is the next one; or Conflict."""
+        """Return offset and count of a repeated batch, None for the next one, or raise Conflict."""
         entry = self.entries.get(producer.key)
         if entry is None:
             return None
@@ -129,14 +128,13 @@ class Producers:
             entry = self.entries[producer.key] = ProducerEntry(time, id=producer.id)
         entry.time = time
         entry.last = producer.sequence
-        entry.batches.pop(producer.sequence, None)  # of Kafka's numbers, before they started over
+        entry.batches.pop(producer.sequence, None)  # Kafka's numbers start over
         entry.batches[producer.sequence] = (first, count)
         if len(entry.batches) > BATCHES_REMEMBERED:
             del entry.batches[next(iter(entry.batches))]
 
     def expect(self, producer: AnyProducer, time: int) -> None:
-        """A failed first batch: its successors must not be taken for the first one. Those from
-        `SPARSE` on need not follow one another."""
+        """Note that the producer's first batch failed: no later one may take its place."""
         if producer.key not in self.entries and producer.sequence < SPARSE:
             self.entries[producer.key] = ProducerEntry(
                 time, last=producer.sequence - 1, id=producer.id

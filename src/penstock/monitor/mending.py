@@ -1,8 +1,6 @@
-"""What an operator does to single messages: push a copy, requeue or delete chosen dead letters,
-edit a dead letter and requeue it.
+"""Operations on single messages: push a copy, requeue or delete dead letters, edit a dead letter.
 
-The broker does it, because a browser that reads and writes a payload would change large integers
-and decimals.
+They run in the broker because a browser would change large integers and decimals of a payload.
 """
 
 from hashlib import blake2b
@@ -17,11 +15,11 @@ from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
 from penstock.queues.types import Item, ItemOutcome
 
-EDITED = "edited"  # the trace that keeps the payload from before
+EDITED = "edited"  # type of the trace with the original message
 
 
 class EditedFrom(msgspec.Struct, rename="camel"):
-    """The trace of a message that was edited: the message from before, whole."""
+    """The trace of an edited message: the original message."""
 
     transaction_id: str
     error: str
@@ -62,7 +60,7 @@ class Mending:
             try:
                 count += await self._queues.dead.requeue(Which(id=number))
             except Conflict:
-                continue  # its queue is full or its group was deleted: the answer counts it out
+                continue  # its queue is full or its group was deleted: not counted
         return count
 
     async def purge(self, numbers: list[int]) -> int:
@@ -71,9 +69,8 @@ class Mending:
     async def edit(self, number: int, payload: bytes, who: str | None) -> ItemOutcome:
         """Push a dead letter with another payload, and delete the dead letter.
 
-        The message from before is kept in a trace of the new one. The transaction id depends on
-        the letter and the payload: repeated after a failure half-way, the edit stores nothing
-        twice.
+        A trace of the new message keeps the original. The transaction id depends on the letter and
+        the payload, so an edit that is repeated after a failure stores nothing twice.
         """
         letter = await self.letter(number)
         digest = blake2b(payload, digest_size=8).hexdigest()
@@ -97,7 +94,7 @@ class Mending:
             worker=who,
         )
         await self._queues.dead.purge(Which(id=number))
-        pushed.partition_id = letter.partition_id  # a duplicate does not name it
+        pushed.partition_id = letter.partition_id  # a duplicate has none
         return pushed
 
     async def _push(self, item: Item) -> ItemOutcome:

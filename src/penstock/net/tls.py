@@ -1,8 +1,8 @@
-"""TLS of clients: trusted CAs, client certificates, and errors that say what to do.
+"""TLS for outgoing connections: trusted CAs, client certificates and helpful errors.
 
-Clients, commands, Spark's processes and routes create their contexts here. The defaults come from
-the environment: PENSTOCK_CA_FILE (a CA's certificates instead of the system's),
-PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY (for a broker that asks for a certificate).
+Clients, commands, Spark processes and routes create their contexts here. The defaults come from
+PENSTOCK_CA_FILE (CA certificates instead of the system's), PENSTOCK_CLIENT_CERT and
+PENSTOCK_CLIENT_KEY (for a broker that requires a client certificate).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _PEM = "-----BEGIN"
 
 
 def is_pem(text: str) -> bool:
-    """Return whether it is the text of a PEM file, not the name of one."""
+    """Return whether `text` is the content of a PEM file rather than a file name."""
     return _PEM in text
 
 
@@ -26,8 +26,8 @@ def client_context(
     certificate: str | Path | None = None,
     key: str | Path | None = None,
 ) -> ssl.SSLContext:
-    """Return a context for clients. `ca`: a PEM file, or its text; `certificate` and `key`: PEM
-    files, the key may be in the certificate's.
+    """Return a context for clients. `ca` is a PEM file or its text. `certificate` and `key` are PEM
+    files; without `key`, the certificate's file has both.
     """
     ca = ca or os.environ.get(CA_FILE) or None
     certificate = certificate or os.environ.get(CLIENT_CERT) or None
@@ -51,9 +51,7 @@ def client_context(
 
 
 def ca_text(ca: str | None) -> str | None:
-    """Return the text of a CA file (default: PENSTOCK_CA_FILE), for processes on machines without
-    the file.
-    """
+    """Return the text of a CA file (default: PENSTOCK_CA_FILE), to send to other machines."""
     ca = ca or os.environ.get(CA_FILE) or None
     if ca is None or _PEM in ca:
         return ca
@@ -66,16 +64,14 @@ def ca_text(ca: str | None) -> str | None:
 
 
 def explain(error: BaseException, *, shaking: bool = False) -> str:
-    """Return what went wrong while connecting, and what to do. `shaking`: it may have been during a
-    handshake.
-    """
+    """Explain a connection error. With `shaking`, it may be from a TLS handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message
         if error.verify_code == 10:
             return "the broker's certificate has expired"
         if error.verify_code in (18, 19, 20, 21):
             return (
-                f"the broker's certificate is not from a CA we believe ({why}): "
+                f"the broker's certificate is not from a trusted CA ({why}): "
                 f"name its CA file in {CA_FILE}"
             )
         return f"the broker's certificate is not accepted: {why}"
@@ -85,7 +81,7 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
             return "this port does not use TLS: use http:// or tcp://"
         if "CERTIFICATE_REQUIRED" in reason or "HANDSHAKE_FAILURE" in reason:
             return (
-                "the broker asks for a client certificate: "
+                "the broker requires a client certificate: "
                 f"name one in {CLIENT_CERT} and {CLIENT_KEY}"
             )
         if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_EXPIRED" in reason:
@@ -97,19 +93,18 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
         and isinstance(error, ConnectionError)
         and not isinstance(error, ConnectionRefusedError)
     ):
-        said = str(error) or "the connection was closed while it was being made"
-        return f"{said} (TLS: does the broker want another version, or a client certificate?)"
+        said = str(error) or "the connection was closed during the handshake"
+        return f"{said} (TLS: does the broker require another version, or a client certificate?)"
     return str(error)
 
 
 def first_answer_missing(transport: asyncio.BaseTransport) -> str:
-    """Return why a connection over TLS may end before its first answer.
+    """Return a hint for a connection that ended before its first answer.
 
-    Under TLS 1.3, a client finishes the handshake before the server has seen its certificate, or
-    that there is none.
+    Under TLS 1.3, the client finishes its handshake before the server checks its certificate.
     """
     tls = transport.get_extra_info("ssl_object") is not None
-    return " (TLS: does the broker ask for a client certificate?)" if tls else ""
+    return " (TLS: does the broker require a client certificate?)" if tls else ""
 
 
 def _reason(error: BaseException) -> str:
@@ -119,4 +114,4 @@ def _reason(error: BaseException) -> str:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted; keys without a password are needed")
+    raise ValueError("the key is encrypted; use a key without a password")

@@ -1,15 +1,14 @@
-"""Buffer files of Queen MQ that are made of frames instead of lines.
+"""Read buffer files of Queen MQ that consist of frames instead of lines.
 
 | bytes | what                                                    |
 |-------|---------------------------------------------------------|
 | 4     | length of the event, little-endian                      |
 | n     | the event: a JSON object with camelCase keys            |
 
-Both formats use the same file names. The fourth byte of a frame is 8 or less, since no event has
-144 MiB. No JSON text has such a byte, so the first bytes of a file tell what it is made of.
+Both formats use the same file names. The first bytes of a file tell its format: the fourth byte of
+a frame is at most 8, since events are smaller than 144 MiB, and JSON text has no such byte.
 
-A frame that is damaged or was cut short does not hide those behind it: reading resumes at the next
-place where a whole event can be read.
+After a damaged or truncated frame, reading resumes at the next whole event.
 """
 
 import re
@@ -31,12 +30,12 @@ class FrameWindow:
     """Some events of a file, in order."""
 
     events: list[Event] = field(default_factory=list)
-    bad: list[bytes] = field(default_factory=list)  # what is between two events and is none
-    torn: bytes = b""  # the last frame of the file, if it is not whole
+    bad: list[bytes] = field(default_factory=list)  # bytes between two events that are not an event
+    torn: bytes = b""  # the last frame of the file, if incomplete
 
 
 def is_framed(start: bytes) -> bool:
-    """Whether a file that starts with these bytes is made of frames."""
+    """Return whether a file that starts with these bytes consists of frames."""
     return _HEADER.match(start) is not None and any(start[:4])
 
 
@@ -53,7 +52,7 @@ def read_frames(pieces: Iterable[bytes], origin: str) -> Iterator[FrameWindow]:
 
 
 def _split(data: bytes, origin: str, offset: int, *, final: bool) -> tuple[FrameWindow, int]:
-    """The events at the start of `data`, and how many bytes are used up."""
+    """Decode the events at the start of `data`. Return them and the bytes consumed."""
     window = FrameWindow()
     position = 0
     while position < len(data):
@@ -81,7 +80,7 @@ def _split(data: bytes, origin: str, offset: int, *, final: bool) -> tuple[Frame
 
 
 def _end(data: bytes, position: int) -> int:
-    """Where the frame at `position` ends, as its length says; behind `data` if that is cut too."""
+    """Return the end of the frame at `position`; after `data` if the length is cut off."""
     if len(data) - position <= _LENGTH.size:
         return len(data) + 1
     if not _HEADER.match(data, position):
@@ -100,7 +99,7 @@ def _event(data: bytes, position: int, origin: str, offset: int) -> Event | None
 
 
 def _find_frame(data: bytes, start: int, *, final: bool) -> int | None:
-    """The next place with an event, or with one that more data may complete."""
+    """Return the position of the next event, or of one that more data may complete."""
     for match in _HEADER.finditer(data, start):
         position = match.start()
         more = not final and _end(data, position) > len(data)

@@ -1,8 +1,7 @@
-"""The binary protocol's bytes: encoded and decoded here, by the server and by the client, and
-nowhere else.
+"""Encode and decode the frames of the binary protocol, for the server and the client.
 
 All integers are big-endian. A request is `[command u8][length u32][body]`, an answer is `[command
-u8][status u8][length u32][body]`; `length` counts the body only. `name` is `[length u16][UTF-8
+u8][status u8][length u32][body]`. `length` counts the body only. `name` is `[length u16][UTF-8
 bytes]`.
 
     0x01 PRODUCE        [topic name][length u32][payload]
@@ -26,8 +25,8 @@ bytes]`.
                         flags bit 1: [runs u32][records u32 x runs][append time i64 x runs],
                         in microseconds since 1970;
                         raw log, little-endian: count x ([offset u64][length u32][payload]);
-                        or with flags bit 2, of a topic that has them: Kafka's record batches
-                        (`penstock.protocol.kafka_batch`), whole, without lengths and times
+                        record batches: Kafka's (`penstock.protocol.kafka_batch`), whole,
+                        without lengths and times
     0x08 OFFSET_AT      [topic name][milliseconds since 1970 i64]
          0x88           [offset u64]
     0x09 TOPIC_INFO     [topic name]
@@ -41,9 +40,9 @@ bytes]`.
                         append][key][value][headers u16] headers x ([name][value])),
                         key and values: [length i32, -1: null][bytes]
          0x8B           [first offset u64][count u32]
-    0x0C CREATE_PARTITIONED [topic name][format name, empty: that of the settings][partitions u32]
+    0x0C CREATE_PARTITIONED [topic name][format name, empty: the configured one][partitions u32]
          0x8C           empty
-    0x10 AUTH           [token], the whole body; with authentication on it comes first
+    0x10 AUTH           [token], the whole body; the first request if authentication is on
          0x90           empty
     0x20 GROUP_LEASE    [topic name][group name][member name][max records u32][wait ms u32]
          0xA0           [lease 16][start u64][end u64][expires in ms u32];
@@ -55,7 +54,7 @@ bytes]`.
     0x23 GROUP_FETCH    [topic name][group name]
          0xA3           [committed offset u64][lag u64]
     0x24 GROUP_LEAVE    [topic name][group name][member name]
-         0xA4           [leases given back u32]
+         0xA4           [released leases u32]
     0x25 GROUP_RENEW    [topic name][group name][lease 16]
          0xA5           [expires in ms u32]
     0x30 SINK_CLAIM     [JSON: a Claim of penstock.protocol.sink_claims], the whole body
@@ -66,13 +65,14 @@ bytes]`.
     any failure: 0xFF with the status and [length u32][message UTF-8], optionally
                  [JSON: Details of penstock.protocol.status]
 
-The first five are exactly aiq's. Its statuses are fewer than our errors: where the
-status does not say it all, the class of `penstock.errors` and its fields follow the message. In
-FETCH the raw log is the file, byte for byte; `next offset` is where to read on, `log end` what the
-next appended record will be given (equal: the reader is at the end). `lengths` repeats what the raw
-log holds, so that a reader splits it with numpy instead of walking it record by record. A producer
-id with a sequence that the topic has seen is answered with the first answer and stored once. From
-PRODUCE_BATCH on, `orders/3` is partition 3 of the topic `orders`; `orders` is its partition 0.
+The first five commands are aiq's. aiq has fewer statuses than `penstock.errors` has classes, so the
+class and its fields follow the message where the status is not enough.
+
+The raw log of FETCH is the file, byte for byte. `next offset` is where the next read starts and
+`log end` is the offset of the next append; a reader is at the end when both are equal. `lengths`
+repeats the lengths in the raw log, so that a reader splits it with numpy. A batch whose producer id
+and sequence are in the topic already is not stored again and gets its first answer. From
+PRODUCE_BATCH on, `orders/3` is partition 3 of the topic `orders`, and `orders` is its partition 0.
 """
 
 from array import array
@@ -84,7 +84,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 try:
     import numpy as np
-except ImportError:  # a client without the server: what it uses here works without
+except ImportError:  # a client without the server does not need it
     np = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -122,19 +122,20 @@ INFO_PARTITIONS = Struct(">IB")  # partitions, format
 
 IDEMPOTENT = 0x01  # flags of PRODUCE_BATCH
 LENGTHS, TIMES, FORMAT = 0x01, 0x02, 0x04  # flags of FETCH
-UNKNOWN_FLAGS = "unknown flags"  # how an error begins that refuses some of them
-RAW_LOG, RECORD_BATCHES = 0, 1  # formats of its answer
+UNKNOWN_FLAGS = "unknown flags"  # start of the error for unknown flags
+RAW_LOG, RECORD_BATCHES = 0, 1  # formats of a FETCH answer
 POLICIES = ("delete", "compact")  # of a topic, in TOPIC_INFO
-FORMATS = ("aiq", "kafka")  # likewise
+FORMATS = ("aiq", "kafka")  # of a topic, in TOPIC_INFO
 NO_TIME = -1 << 63  # the record gets the time of its append
 NO_OFFSET = (1 << 64) - 1
-SPARSE = 1 << 63  # a producer's sequences from here on may leave gaps: they only have to grow
+SPARSE = 1 << 63  # sequences from here on may leave gaps, but must grow
 
 
 @unique
 class Command(IntEnum):
-    """The one list of commands: code, name, and the role that a token needs for it. The handler is
-    the method of that name in `penstock.wire.tcp.commands`.
+    """All commands, with their codes and the role that a token needs for each.
+
+    The handler is the method of the same name in `penstock.wire.tcp.commands`.
     """
 
     role: Role
@@ -173,7 +174,7 @@ REPLY = 0x80  # added to the request's command byte in a successful answer
 
 
 class Fetched(NamedTuple):
-    """A FETCH answer; `lengths` and `times` are empty unless they were asked for."""
+    """A FETCH answer. `lengths` and `times` are empty unless the request asked for them."""
 
     incarnation: bytes
     first_offset: int
@@ -195,7 +196,7 @@ class Info(NamedTuple):
     records: int
     archived: int | None
     policy: str
-    damaged: int = 0  # damaged places that recovery or the scrub met
+    damaged: int = 0  # damaged places that recovery or the scrub found
     partitions: int = 1
     format: str = "aiq"
 
@@ -208,9 +209,7 @@ class Lease(NamedTuple):
 
 
 class BatchRequest(NamedTuple):
-    """A decoded PRODUCE_BATCH body: `lengths` in host order, `payloads` a view of the request's own
-    bytes.
-    """
+    """A decoded PRODUCE_BATCH body. `payloads` is a view of the request's bytes."""
 
     topic: str
     producer: tuple[bytes, int] | None
@@ -226,11 +225,11 @@ class RecordsRequest(NamedTuple):
     records: list[NewRecord]
 
 
-# Bodies, read
+# Decoding
 
 
 class Body:
-    """Reads a body from left to right; whatever does not fit raises `Malformed`."""
+    """Reads a body from left to right. Raises `Malformed` if a field does not fit."""
 
     __slots__ = ("at", "view")
 
@@ -280,11 +279,11 @@ class Body:
 
     def end(self) -> None:
         if self.at != len(self.view):
-            raise Malformed(f"{len(self.view) - self.at} bytes too many at the end of the body")
+            raise Malformed(f"{len(self.view) - self.at} extra bytes at the end of the body")
 
 
 def read_info(view: memoryview) -> Info:
-    """A TOPIC_INFO answer; brokers before compaction, or before the scrub, end it earlier."""
+    """Decode a TOPIC_INFO answer. Older brokers leave out the last fields."""
     body = Body(view)
     incarnation, first, following, size, segments = body.take(INFO_ANSWER)
     records, archived, policy = (
@@ -338,7 +337,7 @@ def _whole(part: memoryview | None) -> bytes | None:
 
 
 def _batch_head(body: Body, command: Command) -> tuple[str, tuple[bytes, int] | None, int]:
-    """Topic, producer and number of records."""
+    """Return the topic, the producer and the number of records."""
     topic = body.name()
     if not body.more():
         raise Malformed("the body ends before the flags")
@@ -355,7 +354,7 @@ def _batch_head(body: Body, command: Command) -> tuple[str, tuple[bytes, int] | 
 
 
 def read_fetched(view: memoryview, flags: int) -> Fetched:
-    """`flags` are those of the request."""
+    """Decode a FETCH answer; `flags` are those of the request."""
     body = Body(view)
     incarnation, first, following, end, count = body.take(FETCH_ANSWER)
     form = body.bytes(1, "format")[0] if flags & FORMAT else RAW_LOG
@@ -408,13 +407,13 @@ def read_names(view: memoryview) -> list[str]:
 
 
 def read_error(view: memoryview) -> tuple[str, memoryview]:
-    """The message of a failure, and the details behind it."""
+    """Return the message of a failure and its details."""
     body = Body(view)
     (length,) = body.take(U32)
     return str(body.bytes(length, "message"), "utf-8", "replace"), body.rest()
 
 
-# Frames, written
+# Encoding
 
 
 def name(text: str) -> bytes:
@@ -436,9 +435,7 @@ def produce(topic: str, payload: Bytes) -> bytes:
 def produce_batch(
     topic: str, payloads: Sequence[Bytes], producer: tuple[bytes, int] | None = None
 ) -> list[Bytes]:
-    """The frame as pieces to be joined or handed to `writelines`, so that payloads are copied at
-    most once.
-    """
+    """Return a frame in pieces, for `writelines`: payloads are copied at most once."""
     if np is None:
         sizes = list(map(len, payloads))
         lengths = pack(f">{len(sizes)}I", *sizes)
@@ -454,7 +451,7 @@ def produce_arrays(
     payloads: Sequence[Bytes],
     producer: tuple[bytes, int] | None = None,
 ) -> list[Bytes]:
-    """The same for payloads that lie one after another in one piece or several."""
+    """Encode PRODUCE_BATCH for payloads that are already joined, in one piece or several."""
     lengths = lengths.astype(">u4", copy=False)
     total = int(lengths.sum(dtype=np.int64))
     return _produce(topic, len(lengths), total, lengths.tobytes(), payloads, producer)
@@ -476,7 +473,7 @@ def _produce(
 def produce_records(
     topic: str, records: Sequence[NewRecord], producer: tuple[bytes, int] | None = None
 ) -> list[Bytes]:
-    """The same for records with keys, headers and timestamps."""
+    """Encode PRODUCE_RECORDS: records with keys, headers and timestamps."""
     parts: list[Bytes] = [_produce_head(topic, producer, len(records))]
     for record in records:
         parts.append(TIMESTAMP.pack(NO_TIME if record.timestamp is None else record.timestamp))
@@ -510,7 +507,7 @@ def fetch(topic: str, start: int, max_bytes: int, wait_ms: int = 0, flags: int =
 
 
 def times(stamps: "npt.NDArray[np.int64]") -> bytes:
-    """Append times as FETCH sends them: neighbours that are equal, as one run."""
+    """Encode append times as FETCH sends them: equal neighbours are one run."""
     begins = np.flatnonzero(np.diff(stamps, prepend=stamps[:1] - 1))
     records = np.diff(begins, append=len(stamps))
     return (
@@ -536,7 +533,7 @@ _PRODUCED_HEAD = ANSWER.pack(Command.PRODUCE | REPLY, TcpStatus.SUCCESS, U64.siz
 
 
 def produced(first: int, count: int) -> Bytes:
-    """The answers to `count` consecutive PRODUCEs whose records got the offsets from `first` on."""
+    """Encode the answers to `count` PRODUCEs whose records have the offsets from `first` on."""
     if count == 1:
         return _PRODUCED_HEAD + U64.pack(first)
     answers = bytearray((_PRODUCED_HEAD + bytes(U64.size)) * count)
@@ -564,8 +561,9 @@ def consumed_log(
     starts: "npt.NDArray[np.int64]",
     ends: "npt.NDArray[np.int64]",
 ) -> bytearray:
-    """The same from the log's own bytes: records there are laid out like here, but for the byte
-    order of their heads. `starts` and `ends` are those of the payloads.
+    """Encode a CONSUME answer from the log's bytes; `starts` and `ends` are those of the payloads.
+
+    The log has the same layout, except that its record headers are little-endian.
     """
     count, size, first = len(offsets), int(ends[-1]), ANSWER.size + U32.size
     out = bytearray(first + size)

@@ -1,12 +1,11 @@
-"""Latencies as counts in buckets: small, added up without loss, and good for percentiles with a
-known error.
+"""Count latencies in buckets. Histograms add up without loss, and percentiles have a known error.
 
-Bucket b holds what took longer than 0.1 ms * 2^((b-1)/8) and not longer than 0.1 ms * 2^(b/8);
-bucket 0 everything up to 0.1 ms, the last one everything from 40 days on. A bucket is shown as its
-geometric middle, which is at most a factor of 2^(1/16) away from any latency in it: that is
-`ERROR`, and it does not grow when minutes are added up to days.
+Bucket b counts latencies above 0.1 ms * 2^((b-1)/8) and up to 0.1 ms * 2^(b/8). Bucket 0 counts all
+up to 0.1 ms, the last bucket all from 40 days on. The geometric middle of a bucket stands for it
+and is at most a factor of 2^(1/16) from any latency in it. This is `ERROR`; it does not grow when
+minutes are added up to days.
 
-The database sorts into the same buckets (`latency_bucket.sql`).
+`latency_bucket.sql` uses the same buckets.
 """
 
 import math
@@ -24,17 +23,17 @@ def bucket_of(seconds: float) -> int:
 
 
 def upper_of(bucket: int) -> float:
-    """The longest that belongs into a bucket, in seconds."""
+    """Return the upper bound of a bucket, in seconds."""
     return float(SMALLEST * 2 ** (bucket / PER_DOUBLING)) if bucket < LAST else math.inf
 
 
 def seconds_of(bucket: int) -> float:
-    """Return the value that stands for a bucket."""
+    """Return the value that stands for a bucket, in seconds."""
     return SMALLEST if bucket <= 0 else float(SMALLEST * 2 ** ((bucket - 0.5) / PER_DOUBLING))
 
 
 class Latencies:
-    """Counts of many minutes, groups or brokers, added up."""
+    """A histogram: the sum of counts of minutes, groups or brokers."""
 
     def __init__(
         self, buckets: Iterable[int] | None = None, counts: Iterable[int] | None = None
@@ -52,7 +51,7 @@ class Latencies:
         self.add(other._counts.keys(), other._counts.values())
 
     def percentile(self, percent: float) -> float | None:
-        """Seconds within which `percent` of all were done; None when there are none."""
+        """Return a percentile in seconds, or None without counts."""
         wanted = max(1, math.ceil(self.total * percent / 100))
         for bucket in sorted(self._counts):
             wanted -= self._counts[bucket]

@@ -58,7 +58,7 @@ class SettleArguments(NamedTuple):
     group_ids: Sequence[int | None] | None
     versions: Sequence[int | None] | None
     lasts: Sequence[int | None] | None
-    times: list[datetime | None] | None
+    times: list[float | None] | None
     delays: Sequence[float | None] | None
     limits: Sequence[int | None] | None
 

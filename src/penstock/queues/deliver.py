@@ -10,9 +10,9 @@ A push takes for pops that are parked here, in the call that stores the message
 after one commit instead of two. Order and leases are those of any pop, because it is the same
 function under the same locks. A pop that the push could not serve is woken and takes by itself.
 
-Auto-ack is a lease that we complete before answering. One call would be faster, but if the
-connection broke after its commit nobody would know which messages went missing; the outcome of each
-of the two can be found out.
+Auto-ack is a lease that is completed before the answer. One call would be faster, but if the
+connection broke after its commit, the messages it took would be unknown. The outcome of each of two
+calls can be asked for.
 
 A pop may bring acknowledgements along: they are settled first, in the same commit, so that a
 consumer's loop is one request and one commit per batch. They stay so whatever becomes of the pop.
@@ -21,7 +21,7 @@ consumer's loop is one request and one commit per batch. They stay so whatever b
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 
 import msgspec
@@ -285,9 +285,12 @@ class Pops:
         partition_id, ids = self._catalog.uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
         columns = [row[column] or nothing for column in MESSAGE_COLUMNS]
+        last, created_at = None, datetime.now(UTC)
         for id_, transaction, trace, at, producer, key, payload, headers, failed in zip(
             ids, *columns, strict=True
         ):
+            if at != last:  # what was pushed together has one time
+                last, created_at = at, datetime.fromtimestamp(at, UTC)
             if key is not None:
                 payload = keys.open(partition, key, payload)
                 headers = headers and keys.open_headers(partition, key, headers)
@@ -299,7 +302,7 @@ class Pops:
                 None if trace is None else str(trace),
                 Raw(payload),
                 producer,
-                at,
+                created_at,
                 name,
                 partition_id,
                 lease_id,

@@ -13,7 +13,6 @@ messages are looked up, in the same call.
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
@@ -58,7 +57,7 @@ class AckRun(msgspec.Struct, gc=False):
     group_id: int | None = None
     version: int | None = None  # of the cursor
     last: int | None = None  # the last message's number
-    times: list[datetime] | None = None  # parallel to `transactions`
+    times: list[float] | None = None  # parallel to `transactions`
     queue: str | None = None
     partition_name: str | None = None
     partition_id: str | None = None
@@ -139,7 +138,7 @@ class AckBatch:
             runs.sort(key=lambda run: (run.partition, run.group_id or 0))
         starts: list[int] = []
         transactions: list[str] = []
-        times: list[datetime | None] = []
+        times: list[float | None] = []
         for run in runs:
             starts.append(len(transactions))
             transactions += run.transactions

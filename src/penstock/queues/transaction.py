@@ -29,9 +29,11 @@ class Stale(Exception):
 
 
 class CatalogSnapshot(QueueCatalog):
-    """What a transaction needs to know, read before it began. Looking something up within
-    would be on another connection, which may have to wait for somebody who waits for our locks; and
-    with all connections in transactions there would be none to be had."""
+    """The catalog rows that a transaction needs, read before it begins.
+
+    A look-up inside the transaction would use another connection. That one may wait for a session
+    that waits for our locks, and no connection is left when all are in transactions.
+    """
 
     def __init__(
         self, catalog: QueueCatalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]

@@ -1,19 +1,16 @@
-"""Pops that wait, and how they learn that there may be something for them: in this process at once,
-from other brokers by NOTIFY.
+"""Park pops and wake them: directly in this process, and by NOTIFY from other brokers.
 
-A pop that may wait is registered before it polls. A wake-up while it polls makes it poll again, so
-none is lost between the poll and the parking; and there is no memory of queues that nobody waits
-for.
+A pop that may wait is registered before it polls. A wake-up during the poll makes it poll again, so
+no wake-up is lost before the pop parks. Nothing is kept for queues without waiting pops.
 
-A NOTIFY makes commits of the whole database queue up behind each other, so it is never part of a
-push: names are collected and sent by a call of their own, at most every `NOTIFY_SECONDS`, the first
-one at once. A notice that is lost (a reconnect) shows as "anything may have changed"; waiting pops
-also poll by themselves every `poll_interval`.
+NOTIFY serializes the commits of the whole database, so it is never part of a push. Queue names are
+collected and sent in a call of their own, the first at once, then at most every `NOTIFY_SECONDS`.
+After a reconnect, notices may be lost, so all pops are woken. Waiting pops also poll every
+`poll_interval`.
 
-A broker that is alone notifies nobody. Each broker says that it is there when it starts to listen
-and every `HELLO_SECONDS`. One that hears of a broker for the first time polls again for everything
-and has the other one do so too, since neither notified the other before. A silent broker is
-forgotten.
+A broker that is alone announces no queues. Each broker announces itself when it starts to listen,
+then every `HELLO_SECONDS`. When a broker hears of another for the first time, both wake all pops:
+neither has notified the other before. A silent broker is forgotten.
 """
 
 import asyncio
@@ -35,17 +32,17 @@ log = logging.getLogger("penstock.queues")
 D = TypeVar("D")
 
 CHANNEL = "penstock_queues"
-# nothing to make durable
+# a notice need not be durable
 NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
 NOTIFY_SECONDS = 0.02
-# No queue has this name. In a notification it stands for "a message for later was pushed", with the
-# time at which it is due; a broker of an older release takes it for a queue that nobody waits for.
+# No queue has this name. In a notice it announces a delayed message, with the time at which it is
+# due. Brokers of older releases take it for a queue without waiting pops.
 DELAYED = ""
-NOTIFIED_PARTITIONS = 16  # that a notified queue may have something in
+NOTIFIED_PARTITIONS = 16  # partitions that may have messages in a notified queue
 MAX_PAYLOAD_BYTES = 7000
-MAX_HAND_OFFS = 64  # pops of a group that one push takes for
+MAX_HAND_OFFS = 64  # pops of a group that one push may serve
 HELLO_SECONDS = 30.0
-FORGET_SECONDS = 3 * HELLO_SECONDS  # after which a silent broker is taken to be gone
+FORGET_SECONDS = 3 * HELLO_SECONDS  # then a silent broker is gone
 
 
 class WaitingPop(Generic[D]):
@@ -55,32 +52,30 @@ class WaitingPop(Generic[D]):
 
     def __init__(self, group: str) -> None:
         self.group = group
-        self.queues: list[str] = []  # that it waits for; it is registered under each
-        self.partition: int | None = None  # the only one that it wants
-        self.take: Any = (
-            None  # the `Take` that a push may make for it; None: it must poll by itself
-        )
-        self.claimed = False  # a push takes for it: nobody else wakes it for what comes
+        self.queues: list[str] = []  # the pop is registered under each
+        self.partition: int | None = None  # set: pop only from this partition
+        self.take: Any = None  # the `Take` that a push may do for the pop; None: it must poll
+        self.claimed = False  # a push takes for it: new messages do not wake it
         self._parked: asyncio.Future[D | None] | None = None
-        self._woken = False  # while it was polling
+        self._woken = False  # it was woken during its poll
 
     @property
     def parked(self) -> bool:
         return self._parked is not None and not self._parked.done()
 
     def begin_poll(self) -> None:
-        """Note that a poll begins: only what happens from now on is news."""
+        """Begin a poll: only later wake-ups make the pop poll again."""
         self._woken = False
 
     def wake(self) -> None:
-        """Have it poll, again if it is polling."""
+        """Make the pop poll. If it is polling, it polls again."""
         if self._parked is None:
             self._woken = True
         elif not self._parked.done():
             self._parked.set_result(None)
 
     def hand_over(self, delivery: D) -> bool:
-        """End the wait with a delivery; false when the pop is not parked any more."""
+        """End the wait with a delivery. Return False if the pop is not parked any more."""
         if not self.parked:
             return False
         assert self._parked is not None
@@ -89,8 +84,8 @@ class WaitingPop(Generic[D]):
         return True
 
     async def park(self, seconds: float, unclaimed: Callable[[D], None]) -> D | None:
-        """Wait; what was handed over, or None: poll. A delivery that comes in the very turn in
-        which the pop is cancelled goes to `unclaimed`.
+        """Wait for a delivery and return it, or None if the pop must poll. If the pop is cancelled
+        in the tick of its delivery, call `unclaimed` with it.
         """
         if self._woken:
             return None
@@ -112,18 +107,18 @@ class WaitingPop(Generic[D]):
 class WaitingPops(Generic[D]):
     def __init__(self, database: Database, forget: Callable[[], None]) -> None:
         self._database = database
-        self._forget = forget  # drops what is remembered of queues
+        self._forget = forget  # clears the cache of queues
         self._broker = os.urandom(6).hex()
-        # queue -> group -> pops, the oldest first; nothing is kept for a queue without any
+        # queue -> group -> pops, oldest first; only queues that have pops
         self.pops: dict[str, dict[str, dict[WaitingPop[D], None]]] = {}
-        self.sent = self.heard = 0  # notifications to other processes, and from them
-        self.changes = 0  # how often the set of queues may have changed
-        self.on_delayed: Callable[[float], object] = lambda _: None  # a message is due then
-        self._queues: set[str] = set()  # to announce, and so are the next ones
+        self.sent = self.heard = 0  # notices to and from other brokers
+        self.changes = 0  # counts changes of queues and groups
+        self.on_delayed: Callable[[float], object] = lambda _: None  # gets its due time
+        self._queues: set[str] = set()  # to announce
         self._changed = False
-        self._anything = False  # others are to poll every queue
-        self._due: float | None = None  # the earliest message for later
-        self._others_until = 0.0  # there are other brokers until then (monotonic)
+        self._anything = False  # other brokers must wake all pops
+        self._due: float | None = None  # of the earliest delayed message
+        self._others_until = 0.0  # until then, other brokers count as alive (monotonic)
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -133,7 +128,7 @@ class WaitingPops(Generic[D]):
 
     async def stop(self) -> None:
         await cancelled(self._task)
-        if self._ready.is_set():  # nobody else will notify the others
+        if self._ready.is_set():  # a notice is still to be sent
             await self._notify()
         self.wake_all()
 
@@ -141,11 +136,11 @@ class WaitingPops(Generic[D]):
 
     @property
     def parked(self) -> int:
-        """How many pops are parked."""
+        """Return the number of parked pops."""
         return sum(self.parked_by_queue(len(self.pops)).values())
 
     def parked_by_queue(self, most: int) -> dict[str, int]:
-        """How many pops are parked for each queue, for up to `most` queues."""
+        """Return the number of parked pops of each queue, for up to `most` queues."""
         counts = (
             (queue, sum(pop.parked for pops in groups.values() for pop in pops))
             for queue, groups in self.pops.items()
@@ -153,7 +148,7 @@ class WaitingPops(Generic[D]):
         return dict(islice(((queue, count) for queue, count in counts if count), most))
 
     def register(self, pop: WaitingPop[D], queues: list[str]) -> None:
-        """Let it be woken for these queues, instead of those before."""
+        """Register the pop for these queues instead of its previous ones."""
         if pop.queues != queues:
             self.leave(pop)
             pop.queues = queues
@@ -171,8 +166,8 @@ class WaitingPops(Generic[D]):
         pop.queues = []
 
     def claim(self, items: Iterable[Item]) -> list[WaitingPop[D]]:
-        """Parked pops that a push of these items may take for: in each group at most as many as
-        the items have partitions.
+        """Claim parked pops that a push of these items can serve: per group, at most one for each
+        partition of the items.
         """
         partitions: dict[str, set[str]] = {}
         for item in items:
@@ -197,8 +192,8 @@ class WaitingPops(Generic[D]):
         announce: bool = True,
         served: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        """Up to `partitions` partitions of a queue may have something, for one group or for all,
-        less what pops of a queue and group were `served` already.
+        """Wake pops: up to `partitions` partitions of a queue may have messages, for one group or
+        for all. `served` counts the partitions that pops of a queue and group have received.
         """
         groups = self.pops.get(queue)
         if groups:
@@ -215,7 +210,7 @@ class WaitingPops(Generic[D]):
             self._ready.set()
 
     def changed(self, *, announce: bool = True) -> None:
-        """Queues or groups were created, configured or deleted."""
+        """Wake all pops: queues or groups were created, configured or deleted."""
         self._forget()
         self.changes += 1
         if announce:
@@ -233,18 +228,18 @@ class WaitingPops(Generic[D]):
 
     @property
     def alone(self) -> bool:
-        """Whether no other broker was heard of lately."""
+        """Return whether no other broker is alive."""
         return time.monotonic() >= self._others_until
 
     def announce_delayed(self, due: float) -> None:
-        """Notify other brokers of a message for later, due then (seconds since 1970)."""
+        """Notify other brokers of a delayed message, due at `due` (seconds since 1970)."""
         self._due = due if self._due is None else min(due, self._due)
         self._ready.set()
 
     def _heard(self, payload: str | None) -> None:
         if payload is None:
             self.on_delayed(0.0)
-            self._ready.set()  # says that we are there
+            self._ready.set()  # announce this broker
             return self.changed(announce=False)
         broker, changed, queues = json.loads(payload)
         if broker == self._broker:
@@ -292,8 +287,8 @@ class WaitingPops(Generic[D]):
             await self._database.fetch(NOTIFY, CHANNEL, payload)
             self.sent += 1
         except Unavailable:
-            pass  # other brokers lost their LISTEN too and will poll again when they are back
+            pass  # the others lost their LISTEN too, and poll when they reconnect
         except asyncio.CancelledError:
-            self._changed = self._anything = True  # what this would have said, and more
-            self._ready.set()  # `stop` says it
+            self._changed = self._anything = True  # covers the lost notice
+            self._ready.set()  # `stop` sends it
             raise

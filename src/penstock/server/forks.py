@@ -1,12 +1,12 @@
 """Start many brokers fast, for tests: `python -m penstock.server.forks DIRECTORY`.
 
-The process imports the program once and runs one embedded PostgreSQL. It reads orders from standard
-input, one per line: a `StartBroker`, which is answered with the process id of a forked broker, or a
-process id, which is answered with the exit code of that broker (null while it runs). A broker has a
-database of its own, copied from a template that has the schema already.
+The process imports the program once and runs one embedded PostgreSQL. It reads JSON orders from
+standard input, one per line. For a `StartBroker`, it forks a broker and prints its process id. For
+a process id, it prints the exit code of that broker (null while it runs). Each broker has its own
+database, copied from a template with the schema.
 
-Standard input ends when the tests end, also when they are killed. The process then kills its
-brokers, stops PostgreSQL and deletes DIRECTORY.
+Standard input ends when the tests end or are killed. The process then kills its brokers, stops
+PostgreSQL and deletes DIRECTORY.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
 
 TEMPLATE = "penstock_template"
-# A copy of the template has another number in the ids of its messages.
+# Gives each copy of the template its own number in message ids.
 NEW_IDENTITY = "UPDATE penstock.installation SET id = (id + $1) % 4294967296"
 # No test survives a crash of this server, so nothing is flushed.
 UNSAFE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
@@ -41,19 +41,19 @@ LATER = ("penstock.server.process", "penstock.wire.kafka.server")
 
 
 class StartBroker(msgspec.Struct):
-    number: int  # of its database, which is created when it does not exist
+    number: int  # of its database, which is created if it is missing
     output: str  # the file that its output is appended to
     flags: dict[str, Any]  # configuration keys with their values
-    settings: list[str]  # the same as text, as `penstock serve --set` has them
+    settings: list[str]  # the same as text, in the form of `penstock serve --set`
     env: dict[str, str]
 
 
 class Forks:
-    """The brokers that were forked, on one PostgreSQL."""
+    """The forked brokers on one PostgreSQL."""
 
     def __init__(self, postgres: EmbeddedPostgres) -> None:
         self._postgres = postgres
-        self._running: set[int] = set()  # process ids that were not waited for
+        self._running: set[int] = set()  # process ids that were not reaped
 
     async def create_template(self) -> None:
         await self._execute(f"CREATE DATABASE {TEMPLATE}")
@@ -110,7 +110,7 @@ class Forks:
         return self._postgres.url.replace("/postgres?", f"/{database}?")
 
     def poll(self, process: int) -> int | None:
-        """Return the exit code of a broker, once; None while it runs."""
+        """Return the exit code of a broker, only once, or None while it runs."""
         ended, status = os.waitpid(process, os.WNOHANG)
         if not ended:
             return None
@@ -124,7 +124,7 @@ class Forks:
 
 
 def _redirect(output: str) -> None:
-    """Leave the parent's pipes to the parent."""
+    """Detach from the parent's pipes: write output to a file."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for descriptor, replacement in ((0, nothing), (1, file), (2, file)):
@@ -132,7 +132,7 @@ def _redirect(output: str) -> None:
 
 
 def main(directory: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the tests, whose end we see
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C ends the tests, and then our input ends
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     postgres = EmbeddedPostgres(directory / "postgres", UNSAFE, home=directory)
     forks = Forks(postgres)
@@ -143,7 +143,7 @@ def main(directory: Path) -> None:
                 importlib.import_module(module)
             starting.result()
         asyncio.run(forks.create_template())
-        gc.freeze()  # the collector of a child would copy every page
+        gc.freeze()  # otherwise a child's collector copies every page
         for line in sys.stdin:
             order = msgspec.json.decode(line, type=StartBroker | int)
             answer = forks.poll(order) if isinstance(order, int) else forks.start(order)

@@ -554,5 +554,5 @@ class Groups:
 
 def _lost(lease_id: str) -> Conflict:
     return Conflict(
-        f"lease {lease_id} is no longer held: it ran out and was taken back, or was completed"
+        f"lease {lease_id} does not exist any more: it has expired, or it was completed"
     )

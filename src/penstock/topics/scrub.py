@@ -89,7 +89,7 @@ class Scrub:
             "Bytes of sealed segments and shared topics read and verified by scrubs",
         )
         self._findings = metrics.counter(
-            "penstock_topic_scrub_findings_total", "Damaged places that scrubs found"
+            "penstock_topic_scrub_findings_total", "Damaged places that scrubs have reported"
         )
         metrics.gauge(
             "penstock_topic_scrub_running",
@@ -182,11 +182,11 @@ class Scrub:
                 state.base = segment.base
                 if time.monotonic() - self._saved > SAVE_SECONDS:
                     await self._save()
-        async for size, found in self._shared():
+        async for size, findings in self._shared():
             self._bytes.add(size)
-            self._findings.add(len(found))
+            self._findings.add(len(findings))
             current.bytes += size
-            current.findings += len(found)
+            current.findings += len(findings)
             await self._pause(size, 0.0)
         current.finished = self._context.clock()
         state.current, state.last = None, current

@@ -1,9 +1,8 @@
-"""A topic as everyone else sees it: append to it, read what is visible, wait for more.
+"""Append to a topic, read its visible records and wait for more.
 
-It is put together from parts: the segments and how durable they are (`SegmentStore`), the commits
-that write to them (`Appender`), what is read from them (`LogReader`), and who waits for more
-(`Subscriptions`). Calls go down; upwards there are only the two callables that a topic passes in,
-`on_commit` and `on_broken`.
+Its parts are the segments and their durability (`SegmentStore`), the commits that write to them
+(`Appender`), the reads (`LogReader`) and the readers that wait for records (`Subscriptions`). Parts
+call the topic only through two callables, `on_commit` and `on_broken`.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Open HTTP, TCP, Kafka and WebSocket for one broker; they open last and close first.
+"""Open the HTTP, TCP, Kafka and WebSocket listeners of one broker: last to open, first to close.
 
 With several worker processes, all of them listen on the HTTP port (SO_REUSEPORT). A worker answers
 the queue API itself and forwards every other request to the owner over a Unix socket. The owner
-collects the metrics of the workers the same way. From outside it is one server.
+collects the metrics of the workers the same way. Clients see one server.
 """
 
 import asyncio
@@ -76,9 +76,9 @@ class SocketPaths:
 
 
 def freeze_gc() -> None:
-    """Exclude what was loaded at start from garbage collection, and collect the rest less often.
+    """Exclude all objects loaded so far from garbage collection, and collect the rest less often.
 
-    Requests make thousands of short-lived objects that die by reference counting.
+    Requests create thousands of short-lived objects, which reference counting frees.
     """
     gc.collect()
     gc.freeze()
@@ -86,7 +86,7 @@ def freeze_gc() -> None:
 
 
 def _max_request_bytes(config: Config) -> int:
-    """Return the memory bound of all requests: at least the largest one."""
+    """Return the memory limit of all requests together: at least the largest request."""
     largest = (
         config.http_server.max_body,
         config.tcp_server.max_frame,
@@ -229,17 +229,17 @@ class Listeners:
     async def _open(self, section: str, server: TopicServer) -> None:
         with listening(section, getattr(self._broker.config, section)):
             await server.start()
-        self._servers[section] = server  # its address is known from here on
+        self._servers[section] = server  # now it has an address
 
     async def stop(
         self, patience: float, delay: float = 0.0, others: Awaitable[None] | None = None
     ) -> None:
-        """Be not ready for `delay` seconds, stop accepting, finish what is in flight, close.
+        """Report "not ready" for `delay` seconds, stop accepting, finish requests, close.
 
         `others` ends when the processes that forward requests to this one have stopped.
         """
         self._broker.draining = True
-        if self._http:  # first: an answer that keeps its connection open invites another request
+        if self._http:  # first: answers then close their connections
             self._http.drain()
         stopping = asyncio.ensure_future(others) if others else None
         await asyncio.sleep(delay)
@@ -265,8 +265,7 @@ class Listeners:
         trail = partial(recording, self._audit.record)
         if self._worker:
             assert self.sockets is not None
-            # The owner asks for the token, and where it comes from, itself: the headers come along
-            # with the request.
+            # The owner checks token and origin itself: it gets the headers of the request.
             handler = forward_to(self.sockets.owner)
             rest = HttpRoute(
                 "*", "/{rest...}", handler, hidden=True, forwards=True, role=Role.PUBLIC

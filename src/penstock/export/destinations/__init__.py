@@ -1,18 +1,16 @@
-"""Where routes deliver to. A destination is one module of this package; the queue, retries and the
-rest are not its affair.
+"""The destinations of routes, one per module. The send queue and retries are not in here.
 
-A module holds two classes. Its `Target`, registered with `@destination("<type>")`, is what a
-definition says about it: keys, checks, and how the destination is made. Its `Destination` says
-which encoding it takes (a batch is stored and sent that way), turns a
-batch into what it sends (`prepare`, CPU work, may run in a pool) and sends it.
+A module has two classes. Its `Target`, registered with `@destination("<type>")`, has the keys and
+checks of a definition and creates the destination. Its `Destination` names the encoding in which
+batches are stored and sent, turns a batch into what it sends (`prepare`, CPU work, may run in a
+pool), and sends it.
 
-How a send failed decides what happens to the batch, so `send` raises one of four things, and
-nothing else:
+The error decides what happens to the batch, so `send` raises one of these four:
 
-    RetryLater    not now: the destination is down, slow, or asks for patience
-    BatchRefused  never, as it is: the batch is cut in halves until the bad records stand alone
-    TooBig        never, at this size: cut in halves
-    Denied        not until a person has changed something (credentials, address): the route pauses
+    RetryLater    the destination is down, slow, or asks for fewer requests: try again later
+    BatchRefused  the data is bad: cut the batch in halves until the bad records are alone
+    TooBig        the batch is too large: cut it in halves
+    Denied        credentials or address are wrong: the route pauses
 """
 
 import functools
@@ -93,12 +91,13 @@ class Destination(Protocol):
     encoding: int = FRAMES  # how records lie in a batch (`payload`)
 
     async def stop(self) -> None:
-        """Close connections, after the last `send`. They open at the first `send`: the destination
-        may be down when the route starts."""
+        """Close connections, after the last `send`. They are opened by the first `send`, because
+        the destination may be down when the route starts.
+        """
         return
 
     def prepare(self, batch: OutgoingBatch) -> Any:
-        """Return what `send` needs, computed without waiting for anything."""
+        """Return what `send` needs, without any I/O."""
         return batch.split()
 
     def is_cheap(self, batch: OutgoingBatch) -> bool:
@@ -118,7 +117,7 @@ class Destination(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Target(ABC):
-    """The `destination` of a definition. What is wrong is said of a key: "url is missing"."""
+    """The `destination` of a definition. Problems begin with the key: "url is missing"."""
 
     needed: ClassVar[tuple[str, ...]] = ()  # keys that must not be empty
     takes_headers: ClassVar[bool] = False  # its records are those of `envelope.with_headers`
@@ -132,7 +131,7 @@ class Target(ABC):
         return missing or self.checks()
 
     def checks(self) -> list[str]:
-        """Return what cannot work although nothing is missing."""
+        """Return the problems of a target that has all needed keys."""
         return []
 
     def with_source(self, _topic: str, _queue: str) -> "Target":

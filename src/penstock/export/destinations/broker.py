@@ -86,7 +86,7 @@ class BrokerDestination(Destination):
         if target.token:
             headers.append(("Authorization", f"Bearer {target.token}"))
         self._client = HttpClient(target.url, headers=headers, tls=ca_context(target.ca))
-        # What is below is ours, or was there before we began, or is forgotten.
+        # Offsets below it are ours, were there before we started, or are forgotten.
         self._floor: int | None = None
         self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
@@ -145,7 +145,7 @@ class BrokerDestination(Destination):
         )
 
     def _claim(self, first: int, stop: int) -> None:
-        """Note that a batch of ours has these offsets in the other topic."""
+        """Remember that a batch of ours has these offsets in the other topic."""
         floor = self._floor or 0
         if first < floor:  # the topic was deleted and recreated
             floor, self._ours = first, []

@@ -56,7 +56,7 @@ RETRIED = frozenset((*RETRY_KINDS, *range(500, 600)))
 
 @dataclass(frozen=True, kw_only=True)
 class AddressTarget(Target):
-    """A server that gets HTTP requests."""
+    """Base class of targets that get HTTP requests."""
 
     needed = ("url",)
 

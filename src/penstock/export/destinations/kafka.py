@@ -67,7 +67,7 @@ class KafkaTarget(Target, KafkaCluster):
 
 @dataclass(slots=True)
 class Sending:
-    """A batch that the producer has. Its thread counts the answers."""
+    """A batch that the producer is sending. Its thread counts the answers."""
 
     loop: asyncio.AbstractEventLoop
     remaining: int  # records without an answer
@@ -120,7 +120,7 @@ class PolledProducer:
                 self._work.wait()
 
     def end(self) -> threading.Thread:
-        """Drop what is not delivered; the thread that ends soon."""
+        """Drop what is not delivered, and return the thread, which ends soon."""
         self._ending = True
         self._producer.purge()
         self._work.set()
@@ -202,7 +202,7 @@ class KafkaDestination(Destination):
         return RetryLater("network", f"{text}: {problem.str()}")
 
     def _remember(self, batch: OutgoingBatch, sending: Sending) -> None:
-        """Note what is delivered, so that only the rest is sent again."""
+        """Remember what is delivered, so that only the rest is sent again."""
         places = range(batch.first, batch.first + batch.records)
         key = batch.whole or batch.key
         if key not in self._delivered and len(self._delivered) >= MAX_REMEMBERED:

@@ -83,7 +83,7 @@ class QueueTarget(Target):
 
 
 class _FromQueue(QueueTarget):
-    """Of a route from queue to queue."""
+    """The target of a route from queue to queue."""
 
     takes_headers = True
 

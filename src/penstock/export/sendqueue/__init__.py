@@ -1,23 +1,23 @@
-"""The send queue of a route. What is outside of this package uses the names below, and no other.
+"""The send queue of a route. Other packages use only the names in `__all__`.
 
            push                                          take, ack, give_back
             |                                                      |
-    queue.SendQueue      limits, what happens at them, and waiting: the one door
+    queue.SendQueue      limits, what happens at them, and waiting
             |                                                      |
     fastqueue.FastQueue  blocks leased and completed; the order in which they are taken
             |                                                      |
-    writer.Writer ---------> memory.MemoryLayer -----------------> |   the newest blocks
+    writer.ChunkWriter ----> memory.MemoryLayer -----------------> |   the newest blocks
             |                       | evict, spill                 |
-            |                backlog.Backlog --------------------> |   what waits on disk only
+            |                backlog.Backlog --------------------> |   blocks that are on disk only
             v                       | read ahead
-    store.Store          what survives, and the order in which it reaches the disk
+    store.Store          what survives, and the order in which it is written
             |
             +-- chunks.Chunks    the stream of blocks in files; `blocks` has their format
-            +-- journal.Journal  what became of each block; `Books` are its sum
-            +-- fastqueue.meta   hints that spare a start the reading
+            +-- journal.Journal  the outcome of each block; `Books` are the sum
+            +-- fastqueue.meta   hints, so that a start need not read the chunks
 
-By sequence number: blocks of the backlog < blocks in memory. A block that is leased, or was given
-back and waits for its next attempt, is in neither; FastQueue has it.
+Blocks of the backlog have lower sequence numbers than blocks in memory. A block that is leased, or
+waits for its next attempt, is in neither of them but in FastQueue.
 """
 
 from penstock.export.sendqueue.blocks import STREAM_END, Block, ChunkReader, chunk_files, records_of

@@ -115,7 +115,7 @@ class Backlog:
         return self._ahead.popleft() if self.first is not None else None
 
     async def drop(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop from the oldest range, reading only its two ends; how many blocks and records."""
+        """Drop blocks of the oldest range; return the number of blocks and records."""
         store = self._store
         async with store.reading:
             if not self._ranges:

@@ -157,8 +157,7 @@ def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -
 
 
 def pass_blocks(data: bytes, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
-    """Pass whole, undamaged blocks below the sequence number `below`, quickly: only looked at, not
-    made.
+    """Pass undamaged blocks below the sequence number `below` quickly, without decoding them.
 
     `data` begins at `place` of the stream. Returns where it ended, and sequence number and start of
     the last block it passed (-1, -1 when there was none).

@@ -45,7 +45,7 @@ MAX_QUARANTINE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChunkOptions:
-    """Of a send queue's two layers, and the most bytes it may hold."""
+    """The options of a send queue's memory and chunks."""
 
     max_bytes: int = 1 << 30
     fsync: str = "always"  # always | interval | never
@@ -415,7 +415,7 @@ class Chunks:
         bad: list[tuple[int, int]] = []
         for block in self._reader.walk(chunk, place, bad):  # behind the first damage
             if block.position != NO_POSITION:
-                break  # the source has what is missing and what follows: read it again from there
+                break  # the source still has these records: read them again from there
             end.next_sequence, end.through = block.sequence + 1, block.through
             place = block.offset + block.size
         if trusted and place == start and bad:

@@ -61,7 +61,7 @@ class FastQueue:
         """Take the blocks in, as durable as the policy says, or raise and take none of them."""
         await self._writer.put(blocks)
 
-    # What there is
+    # Status
 
     @property
     def count(self) -> int:
@@ -100,10 +100,9 @@ class FastQueue:
     # Taking
 
     async def take(self) -> Block | None:
-        """Lease the next block in drain order; None when there is none to be had.
+        """Lease the next block in drain order; None when there is none.
 
-        What was completed before is in the page cache first: a kill then repeats what was leased,
-        and nothing else.
+        Completions are written to the page cache first, so a kill repeats leased blocks only.
         """
         if self.store is not None:
             self.store.flush()
@@ -263,7 +262,7 @@ class FastQueue:
         return hints if place is None or place < 0 else {**hints, "reader_offset": place}
 
     async def write_out(self) -> int:
-        """Have memory in the chunks, as far as the disk takes it; where the stream ends."""
+        """Write memory to the chunks, if the disk takes it; return where the stream ends."""
         if self.store is None:
             return 0
         self.store.flush()

@@ -1,4 +1,4 @@
-"""What became of the blocks of a send queue: entries, the books they add up to, and their file.
+"""The outcomes of the blocks of a send queue: entries, the books that sum them up, and their file.
 
 A block is completed when it was delivered, dead-lettered or dropped. Each of these is a
 `BlockEntry`. The `Books` are changed by entries only, live and at recovery alike, so a restart
@@ -9,9 +9,8 @@ arrives at the same numbers. The `Journal` is the append-only file `fastqueue.lo
 holds by construction, in records: `queued` is the difference. An entry may be applied twice without
 harm. The file is fixed-size entries, so damage to one costs that one entry; it begins with a
 snapshot of everything before it, so it can be cut short at any time by a new snapshot (`restart`).
-An entry is in the page cache before the completion counts (SIGKILL loses none), and synced before
-the chunk it speaks of is deleted. What a power failure takes from it is delivered once more, never
-lost.
+An entry is in the page cache before the completion counts, so SIGKILL loses none. It is synced
+before its chunk is deleted, so a block whose entry a power failure loses is delivered again.
 
     offset size (little-endian)
     0      4    CRC32C of bytes 4 to 31
@@ -34,8 +33,8 @@ lost.
     POSITION                     source position
     ACCEPTED     next block      records accepted
 
-Records that are refused are dropped before they get a sequence number; those that a source has lost
-are in no block.
+Refused records are dropped before they get a sequence number. Records that a source has lost are in
+no block.
 """
 
 import enum
@@ -107,11 +106,10 @@ _start = itemgetter(0)
 class Completed:
     """The sequence numbers of completed blocks: disjoint ranges [start, end), in order.
 
-    Workers complete blocks out of order, and newest-first draining the far end first, so a single
-    "acknowledged up to" is not enough. Ranges that touch are one. Each has, beside its first and
-    last sequence number, how many records were accepted before its first and through its last
-    block: from two neighbours one can tell how many records lie between them, even when the blocks
-    themselves are gone.
+    Workers complete blocks out of order, and `newest_first` begins with the newest, so one position
+    is not enough. Adjacent ranges are merged. A range also has the number of records that were
+    accepted before its first and through its last block. So the records between two ranges can be
+    counted, even when their blocks are lost.
     """
 
     __slots__ = ("spans", "total")
@@ -121,7 +119,7 @@ class Completed:
         self.spans: list[Span] = []
 
     def add(self, start: int, end: int, before: int, through: int) -> bool:
-        """Put [start, end) in; False if it was there already. Ranges never overlap in part."""
+        """Add [start, end). Return False if it was there already. Ranges never overlap in part."""
         spans, at = self.spans, self._at(start)
         if at >= 0 and spans[at][1] >= end:
             return False
@@ -174,7 +172,7 @@ def _ignore(_event: str, _amount: int) -> None:
 
 @dataclass(slots=True)
 class Books:
-    """What was accepted and what became of it, in records. No disk."""
+    """The accepted records and their outcomes, in memory."""
 
     completed: Completed = field(default_factory=Completed)
     attempts: dict[int, int] = field(default_factory=dict)  # of blocks that are not completed

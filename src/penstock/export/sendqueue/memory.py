@@ -6,9 +6,8 @@ from penstock.export.sendqueue.blocks import Block, bytes_of
 
 
 class MemoryLayer:
-    """A block in it is on disk too (then memory is a cache, and forgetting it costs a read) or in
-    memory only ("unwritten"). Unwritten blocks stay listed here while somebody holds a lease on
-    them, because a spill writes those too.
+    """Holds blocks that are also on disk, as a cache, and blocks that are in memory only
+    (`unwritten`). Leased blocks stay in `unwritten`, because a spill writes them too.
     """
 
     def __init__(self, max_blocks: int, max_bytes: int) -> None:
@@ -68,7 +67,7 @@ class MemoryLayer:
             self.unwritten_bytes -= block.size
 
     def evict(self) -> list[Block]:
-        """Forget the oldest blocks, which are on disk, until there is room: these."""
+        """Remove the oldest blocks, which are on disk, until there is room; return them."""
         evicted = []
         while self._blocks and self.full:
             evicted.append(self.take(newest=False))

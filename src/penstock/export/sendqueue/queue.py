@@ -75,10 +75,10 @@ def adapt(blocks: int, used: int, target: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PushedBlocks:
-    """What became of a push, in records."""
+    """The outcome of a push, in records."""
 
     accepted: int
-    dropped: int  # by drop_newest; the older ones that gave way are not in it
+    dropped: int  # by drop_newest; without the older records that drop_oldest dropped
 
 
 class SendQueue:
@@ -204,7 +204,7 @@ class SendQueue:
         await self._fast.pass_over(records, reason, position)
 
     async def write_out(self) -> int:
-        """Have memory in the chunks, as far as the disk takes it; where the stream ends."""
+        """Write memory to the chunks, if the disk takes it; return where the stream ends."""
         return await self._fast.write_out()
 
     async def room(self, size: int) -> None:
@@ -382,7 +382,7 @@ class SendQueue:
         if self._fits(1, 0):
             self._room.set()
 
-    # What there is
+    # Status
 
     @property
     def count(self) -> int:

@@ -1,5 +1,5 @@
-"""The part of a send queue that survives: chunks (what was accepted), journal (what became of it),
-metadata (a hint).
+"""The durable part of a send queue: chunks (what was accepted), journal (the outcomes), metadata (a
+hint).
 
 `fastqueue.meta` is JSON with the fields of metrics-governor and ours: `next_sequence`, `records`,
 `position`, and after a clean stop `clean`, `chunks` (start, size, first and next sequence number of
@@ -255,7 +255,7 @@ class Store:
                 asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
-        """Have booked entries in the page cache now."""
+        """Write booked entries to the page cache now."""
         if self._flush_scheduled:
             self._flush_scheduled = False
             try:
@@ -276,7 +276,7 @@ class Store:
             await self._write_meta(clean=False)
 
     async def sync(self) -> None:
-        """Have everything that was appended on the disk itself. Raises storage errors."""
+        """Make everything that was appended durable. Raises storage errors."""
         async with self.writing:
             if self._sync_wanted:
                 await self.in_pool(self._sync)
@@ -353,7 +353,7 @@ class Store:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of files and lock without writing anything: what a kill would leave behind."""
+        """Close files and release the lock without writing, as a kill would."""
         self._flush_scheduled = False
         self.chunks.close()
         self._journal.close()

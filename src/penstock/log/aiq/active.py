@@ -1,6 +1,4 @@
-"""Opening the active segment: believed up to its checkpoint, scanned from there, cut at a commit
-that did not end.
-"""
+"""Open the active segment: trust the checkpoint, scan the rest, cut an unfinished commit."""
 
 import contextlib
 
@@ -41,17 +39,16 @@ from penstock.log.layout import (
 from penstock.log.segment import Segment
 from penstock.log.topic_directory import MAX_OFFSET, TopicDirectory
 
-UNREAD, MATCHED, FAILED = 0, 1, 2  # what became of a batch's checksum
+UNREAD, MATCHED, FAILED = 0, 1, 2  # results of checking a batch
 
 
 def proven_base(
     directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
 ) -> int | None:
-    """Return the first offset of data.log as something with a checksum tells it: its checkpoint or
-    its sidecar.
+    """Return the first offset of data.log according to its checkpoint or sidecar, or None.
 
-    Only this bounds the segment before it: the header of a torn first record must not cost that
-    one its records.
+    Both have a checksum. The header of the first record does not: if it is torn, it must not cut
+    the records of the previous segment.
     """
     floor = sealed[-1] + 1 if sealed else 0
     if checkpoint is not None and checkpoint.base >= floor:
@@ -97,7 +94,7 @@ class ActiveAiqSegment(OpeningSegment):
         cut = self._torn_at(outcomes)
         newest = self._newest_commit()
         claims = [EndClaim(self._end_in_sidecar(newest), BATCHES)]
-        fresh: np.ndarray | None = None  # index rows to write from row `rows` on
+        fresh: np.ndarray | None = None  # index rows to write, from row `rows` on
         untouched = start == data.size and rows * INDEX_SIZE == index.size
         if untouched:
             segment.rows, segment.data_size = rows, start
@@ -111,7 +108,7 @@ class ActiveAiqSegment(OpeningSegment):
                 claims.append(
                     EndClaim(min(beyond, newest), "the part of it that no checksum covers")
                 )
-        if self._checkpoint is None:  # written with it, but without a checksum
+        if self._checkpoint is None:  # METADATA is as recent but has no checksum
             claims.append(EndClaim(self._directory.read_metadata() or 0, METADATA))
         whole = data.size == segment.data_size
         self.report_lost(claims, f" (it has {data.size} bytes)" if whole else "")
@@ -134,10 +131,10 @@ class ActiveAiqSegment(OpeningSegment):
         self._check_metadata(segments[-1].end)
         return segments
 
-    # What was there once
+    # Lost records
 
     def _newest_commit(self) -> int:
-        """Return the first offset of the newest commit in the sidecar, which may be unanswered."""
+        """Return the first offset of the newest commit in the sidecar; it may be unanswered."""
         rows = self._tail[self._good]
         if self._state == CLEAN or not len(rows):
             return MAX_OFFSET
@@ -148,7 +145,7 @@ class ActiveAiqSegment(OpeningSegment):
         return int((rows["first"] + rows["count"]).max()) if len(rows) else 0
 
     def _check_hints(self) -> None:
-        """Check that index and sidecar have what the checkpoint calls durable."""
+        """Check that index and sidecar have all bytes that the checkpoint calls durable."""
         here, index, batches = self._here, self._index, self._batches
         if here is None:
             return
@@ -165,8 +162,8 @@ class ActiveAiqSegment(OpeningSegment):
                 report("lost", f"{BATCHES}: the row at {last} is damaged")
 
     def likely_base(self) -> int:
-        """Return the first offset of data.log when nothing with a checksum tells: its first
-        record's, if that makes sense, or of an empty one, what the index says.
+        """Return the first offset of data.log if no checksum proves it: that of the first record if
+        it is plausible, or, if the file is empty, that of the first index row.
         """
         data, index, floor = self._data, self._segment.file(INDEX), self._floor
         if data.size >= HEADER_SIZE:
@@ -182,7 +179,7 @@ class ActiveAiqSegment(OpeningSegment):
         return floor
 
     def _trusted(self) -> tuple[int, int]:
-        """Return how far the checkpoint can be believed: bytes of data, rows of index."""
+        """Return how far to trust the checkpoint: bytes of data, rows of the index."""
         segment, here, data, index = self._segment, self._here, self._data, self._index
         if (
             here is None
@@ -201,8 +198,8 @@ class ActiveAiqSegment(OpeningSegment):
     def _scan(
         self, start: int, rows: int, cut: int, failed: np.ndarray
     ) -> tuple[int, np.ndarray | None]:
-        """Find the records; where the index says that they end, and its rows from `rows` on if they
-        must be written.
+        """Scan the records. Return the end according to the index, and the index rows to write
+        from `rows` on, if any.
         """
         segment, index = self._segment, self._index
         offset = segment.base
@@ -224,30 +221,29 @@ class ActiveAiqSegment(OpeningSegment):
             return index_end, None
         if not np.array_equal(scanned.rows[: len(old_rows)], old_rows):
             self._directory.report(
-                "repaired", f"{INDEX} did not match {DATA}, rows from {rows} on were rebuilt"
+                "repaired", f"{INDEX} did not match {DATA}; rows from {rows} on were rebuilt"
             )
         return index_end, scanned.rows
 
     def _check_tail(self, start: int) -> np.ndarray:
-        """Return whether each row's data matches its checksum; data before `start` is not read."""
+        """Check the data of each sidecar row against its checksum, from `start` on."""
         data, outcomes = self._data, np.full(len(self._tail), UNREAD)
         for i in np.flatnonzero(self._good & (self._tail["start"] >= start)):
             begin, end, wanted = (int(self._tail[column][i]) for column in ("start", "end", "crc"))
             fine = end <= data.size and checksum(data, begin, end) == wanted
             if not fine and end <= data.size:
-                # memory that flipped once must not cost records: ask the disk
+                # the page cache may have a flipped bit: read the disk
                 data.forget(begin, end - begin)
                 fine = checksum(data, begin, end) == wanted
             outcomes[i] = MATCHED if fine else FAILED
         return outcomes
 
     def _torn_at(self, outcomes: np.ndarray) -> int:
-        """Return where the data of a commit that was never finished begins; the end of the file
-        when there is none.
+        """Return where an unfinished commit begins, or the end of the file.
 
-        Written strictly, only the last commit can be unfinished: a bad batch before a good later
-        commit was whole once, and is damage. Written relaxed, nothing after the last fsync is
-        certain: what no good batch covers goes.
+        With strict durability, only the last commit can be unfinished: a bad batch before a good
+        later commit is damage. With relaxed durability, nothing after the last fsync is certain:
+        data is kept as far as good batches cover it.
         """
         if self._state == CLEAN:
             return self._data.size
@@ -267,11 +263,11 @@ class ActiveAiqSegment(OpeningSegment):
         return min((begin for begin, time in bad if time >= newest_good), default=self._data.size)
 
     def _sidecar_size(self, newest: int) -> int:
-        """Return the size that lets the sidecar end where the data does."""
+        """Return the size at which the sidecar ends with the data."""
         rows, good, report = self._tail, self._good, self._directory.report
         if not bool(good.all()):
             bad = int((~good).sum())
-            text = f"{bad} rows are damaged, their records have no checksum and no time"
+            text = f"{bad} rows are damaged; their records have no checksum and no time"
             report("lost", f"{BATCHES}: {text}")
         beyond = np.flatnonzero(good & (rows["end"] > self._segment.data_size))
         if len(beyond) and newest < MAX_OFFSET:
@@ -280,14 +276,14 @@ class ActiveAiqSegment(OpeningSegment):
         return self._tail_start + (int(beyond[0]) if len(beyond) else len(rows)) * BATCH_SIZE
 
     def _check_cover(self, size: int) -> None:
-        """While we write, there is a row for all data."""
+        """Report data without a sidecar row. While the log is written, all data has one."""
         last, good = parse_batches(
             self._batches.read_at(max(0, size - BATCH_SIZE), BATCH_SIZE if size else 0)
         )
         end = int(last["end"][0]) if len(last) and bool(good[0]) else 0
         if end < self._segment.data_size and (not len(good) or bool(good[0])):
             text = (
-                f"{BATCHES}: rows are missing, records from byte {end} of {DATA} on have no "
+                f"{BATCHES}: rows are missing; records from byte {end} of {DATA} on have no "
                 "checksum and no time"
             )
             self._directory.report("lost", text)
@@ -319,13 +315,13 @@ class ActiveAiqSegment(OpeningSegment):
 
 
 def _consecutive(rows: np.ndarray, offset: int) -> int:
-    """Return how many leading index rows have the offsets from this one on."""
+    """Return how many leading index rows have consecutive offsets from `offset` on."""
     follows = rows["offset"] == np.arange(offset, offset + len(rows), dtype=np.uint64)
     return len(rows) if bool(follows.all()) else int(np.argmin(follows))
 
 
 def _failed_holes(failed: np.ndarray, scanned: Scan) -> list[Hole]:
-    """Batches that fail their checksum although their records follow one another."""
+    """Return batches that fail their checksum although their records are consecutive."""
     starts = {hole.start for hole in scanned.holes}
     return [
         Hole(

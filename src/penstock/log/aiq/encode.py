@@ -1,13 +1,12 @@
-"""Laying out a batch: record headers, payloads and index rows are put in place by numpy, not record
-by record.
+"""Encode a batch as bytes for data.log and index.idx, with numpy instead of a loop over records.
 
-Three ways to interleave headers with payloads, by shape: equal lengths are one strided copy (from
-wherever they lie: also straight from the requests as they were read); small unequal ones a masked
-copy (about 1.3 ns a byte); for large unequal ones a copy per record is cheaper than a mask over
-every byte. Columns are plain arrays with strides: making a structured dtype costs 100 us.
+The way to interleave headers with payloads depends on the payloads. Payloads of equal length are
+one strided copy, which can read straight from the requests. Small payloads of unequal length are a
+masked copy (about 1.3 ns a byte). For large ones, a copy per record is cheaper than the mask.
+Columns are plain arrays with strides, because creating a structured dtype costs 100 us.
 
-Up to `MAX_STRUCT_RECORDS` records are packed one by one: between two requests the caches are cold,
-and then a short loop beats the many small calls of numpy (docs/decisions/storage.md).
+Up to `MAX_STRUCT_RECORDS` records are packed one by one: the caches are cold between requests, and
+a short loop is faster than many small numpy calls (docs/decisions/storage.md).
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ MAX_MASKED_BYTES = 256  # mean payload size above which a copy per record beats 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
 
-# A laid-out batch: the bytes for data.log, the bytes for index.idx, and how many records it has.
+# An encoded batch: the bytes for data.log, the bytes for index.idx, the number of records.
 LaidOut = tuple[Bytes, Bytes, int]
 
 
@@ -43,7 +42,7 @@ def frame_payloads(payloads: Sequence[Bytes], first: int, position: int) -> Laid
 
 
 def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position: int) -> LaidOut:
-    """`lengths` is int64 and adds up to the size of `payloads`."""
+    """Encode joined payloads. `lengths` is int64 and adds up to the size of `payloads`."""
     count, size = len(lengths), int(lengths[0])
     if size and size * count == len(payloads) and bool((lengths == size).all()):
         return frame_table(np.frombuffer(payloads, f"V{size}"), first, position)
@@ -73,7 +72,7 @@ def frame_arrays(lengths: np.ndarray, payloads: memoryview, first: int, position
 
 
 def frame_table(payloads: np.ndarray, first: int, position: int) -> LaidOut:
-    """Payloads of one length, an item each: a strided copy for each column."""
+    """Encode payloads of equal length, one per item, with a strided copy for each column."""
     count, size = len(payloads), payloads.itemsize
     step = HEADER_SIZE + size
     data = np.empty(count * step, np.uint8)

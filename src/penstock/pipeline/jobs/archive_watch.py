@@ -1,11 +1,11 @@
-"""archive --watch: runs the archive job again and again, so that the table is at most so many
-seconds behind, and reports to the broker how far behind it is.
+"""archive --watch: repeat the archive job so that the table stays within a target lag, and report
+the lag to the broker.
 
-Runs follow each other so that a record that comes just after one was planned is in the table within
-the target: the next one begins the target's time, less what a run takes, after the last one began.
-The age of what is not archived yet is counted from the moment the last run was planned: everything
-before it is archived. The broker shows it with the target as a pipeline; small files are merged
-after each run, old days and unused files go once an hour.
+A record that arrives just after a run was planned must be in the table within the target. The next
+run therefore starts one target, less the duration of a run, after the start of the last one. The
+lag in seconds is the time since the last finished run was planned: all earlier records are in the
+table. The broker shows lag and target as a pipeline. Small files are merged after each run. Old
+days and unused files are deleted once an hour.
 """
 
 import _thread
@@ -30,15 +30,15 @@ from penstock.pipeline.sources.topic_catalog import Topics
 log = logging.getLogger("penstock.pipeline")
 
 UPKEEP_SECONDS = 3600.0
-MAX_FAILURES = 5  # runs in a row that the broker, the database or the store did not answer
+MAX_FAILURES = 5  # consecutive runs without an answer of broker, database or store
 
 
-# for a report of how much waits: it is not worth a wait, and says soon that nobody answers
+# a report of the lag must not wait for a broker that does not answer
 SHORT_PATIENCE = {"brokerTimeout": "1", "databaseTimeout": "1"}
 
 
 class StopNow(BaseException):
-    """Leave the run that is under way: it waits for a broker or a database that does not answer."""
+    """Abort the current run: it waits for a broker or database that does not answer."""
 
 
 class ArchiveWatch:
@@ -51,24 +51,24 @@ class ArchiveWatch:
     ) -> None:
         self._archiver, self._listeners, self._clock = archiver, listeners, clock
         self._stop = threading.Event()
-        self._answered = True  # the broker or the database did, when it was last asked what waits
-        self._thread: threading.Thread | None = None  # that is in a run, or waits for the next
-        self._planned = clock()  # all there was then is archived, or will be by the run under way
-        self._archived = self._planned  # all there was then is archived
+        self._answered = True  # whether the last request for the lag had an answer
+        self._thread: threading.Thread | None = None  # that executes the runs
+        self._planned = clock()  # when the current or last run was planned
+        self._archived = self._planned  # when the last finished run was planned
         self._maintained = float("-inf")
         name = f"archive-{archiver.origin.name}"
         self._target = target_seconds
         self.report = RunReport(name=name, target_seconds=target_seconds)
 
     def stop(self) -> None:
-        """End after the run that is under way; now, if that waits for a broker that does not answer
-        and this is a signal handler of its thread."""
+        """Stop after the current run. If its source does not answer and this is a signal handler in
+        its thread, abort the run."""
         self._stop.set()
         if not self._answered and threading.current_thread() is self._thread:
             raise StopNow
 
     def run(self, spark: Any) -> RunReport:
-        """Until stopped."""
+        """Repeat the job until `stop`. Return the last report."""
         try:
             with repeating(self._notify, HEARTBEAT_SECONDS):
                 self._thread = threading.current_thread()
@@ -79,7 +79,7 @@ class ArchiveWatch:
             self.report.state = "finished"
         except StopNow:
             log.warning(
-                "stopped during a run, whose source does not answer; the next run repeats it"
+                "stopped during a run because its source does not answer; the next start repeats it"
             )
             self.report.state = "finished"
         except BaseException as error:
@@ -124,7 +124,7 @@ class ArchiveWatch:
             job.compact(spark)
 
     def behind(self) -> int:
-        """Records or messages that are not in the table; messages up to a limit of their source."""
+        """Return how many records or messages are not in the table yet; messages up to a limit."""
         origin = self._archiver.origin
         given = {**origin.options(), **SHORT_PATIENCE}
         if not origin.topic:
@@ -145,7 +145,7 @@ class ArchiveWatch:
             self._answered = False
             if self._stop.is_set() and self._thread is threading.main_thread():
                 _thread.interrupt_main(signal.SIGTERM)  # its handler calls `stop` again
-            log.debug("how much waits is not known now: %s", error)
+            log.debug("the lag is unknown: %s", error)
         waits = self.report.lag != 0
         self.report.lag_seconds = round(self._clock() - self._archived, 1) if waits else 0.0
         if notify(self._listeners, self.report):

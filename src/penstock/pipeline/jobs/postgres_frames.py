@@ -1,6 +1,4 @@
-"""Tables of PostgreSQL as frames, for jobs: a list of queries, each a task of its own, and rows
-written back.
-"""
+"""Read PostgreSQL tables as data frames, with one task per query, and write rows back."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -18,12 +16,12 @@ ROWS_PER_STATEMENT = 5000
 
 
 def database_at(url: str | None) -> Postgres:
-    """The queues' database at this URL, or that of the broker on this machine."""
+    """Return the broker's database at this URL; default: of the broker on this machine."""
     return Postgres(ReachOptions(database=url or ""))
 
 
 def queue_ids(postgres: Postgres, names: Sequence[str]) -> dict[str, int]:
-    """The numbers of the named queues, of all without names; NotFound for one that is not there."""
+    """Return the ids of the named queues, or of all. Raises NotFound for a missing one."""
     rows = postgres.rows("SELECT name, id FROM queues WHERE deleted_at IS NULL ORDER BY id")
     ids: dict[str, int] = dict(rows)
     for name in names:
@@ -33,7 +31,7 @@ def queue_ids(postgres: Postgres, names: Sequence[str]) -> dict[str, int]:
 
 
 def read(spark: Any, postgres: Postgres, queries: list[str], schema: pa.Schema) -> Any:
-    """The rows of all the queries, whose columns are the schema's, perhaps of narrower types."""
+    """Return the rows of all queries, with their columns cast to the schema."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -48,7 +46,7 @@ def read(spark: Any, postgres: Postgres, queries: list[str], schema: pa.Schema) 
 
 
 def write(frame: Any, postgres: Postgres, statement: str) -> int:
-    """Run `statement` over the rows, some thousand at a time as JSON in $1; how many there were."""
+    """Run `statement` with the rows as JSON in $1, in batches. Return the number of rows."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from adbc_driver_postgresql import dbapi

@@ -1,6 +1,4 @@
-"""The report over rolled up minutes: throughput, latency, lag, retries and dead letters by queue
-and topic.
-"""
+"""Report throughput, latency, lag, retries and dead letters by queue and topic, per interval."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -34,11 +32,11 @@ def write_report(
     topics: Sequence[str] = (),
     html: str | Path,
 ) -> HtmlReport:
-    """Draw what the table says of the time from `since` to `until`."""
+    """Write an HTML report about the time from `since` to `until`."""
     postgres = database_at(database)
     points = load(postgres, since, until)
     shown = html_report.fit(since, until, (point.at for point in points))
-    if shown != (since, until):  # in finer steps
+    if shown != (since, until):  # a shorter time has finer steps
         points = load(postgres, *shown)
     made = build(points, *shown, queues, topics)
     made.window = (since, until)
@@ -47,7 +45,7 @@ def write_report(
 
 
 def load(postgres: Postgres, since: datetime, until: datetime) -> list[Point]:
-    """The points that the broker would serve for this time, in the report's steps."""
+    """Read the points of this time, in the steps of the report."""
     step, _ = html_report.bins(since, until)
     rows = postgres.rows(
         SQL.format(since=since.isoformat(), until=until.isoformat(), step=step, most=MAX_POINTS)
@@ -62,7 +60,7 @@ def build(
     queues: Sequence[str] = (),
     topics: Sequence[str] = (),
 ) -> HtmlReport:
-    """The report over the points of the named queues and topics; of all without names."""
+    """Build the report about the named queues and topics, or about all."""
     step, called = html_report.bins(since, until)
     times = html_report.times_of(since, until, step)
     place = {at: index for index, at in enumerate(times)}
@@ -77,7 +75,7 @@ def build(
     def lines(
         kind: str, value: Callable[[Point], float | None], missing: float | None = None
     ) -> dict[str, list[float | None]]:
-        """By label, a value for each of the times."""
+        """Return the values by label, one for each time."""
         series: dict[str, list[float | None]] = defaultdict(lambda: [missing] * len(times))
         for point in of[kind]:
             series[point.label][place[point.at]] = value(point)
@@ -99,7 +97,7 @@ def build(
     p99 = [ChartSeries(label, slowest[label]) for label in busiest if label in slowest]
     lagging = lines("group", lambda point: point.lag)
     for values in lagging.values():
-        for index in range(1, len(times)):  # what did not change is not written down again
+        for index in range(1, len(times)):  # only changes are stored
             if values[index] is None:
                 values[index] = values[index - 1]
     lags = top(lagging, ranks["group"])
@@ -133,8 +131,8 @@ def build(
         ("topic records", number(total("topic", "pushed"))),
     ]
     notes = [
-        f"Latencies are from push to ack and within {ERROR:.1%} of the truth.",
-        "Lag is at the end of each interval, within the 5 s in which brokers fold their counters.",
+        f"Latencies are from push to ack, with an error of at most {ERROR:.1%}.",
+        "Lag is measured at the end of each interval, to within 5 s.",
         "A retry is a delivery without an ack: failed, asked for again, or not answered in time.",
     ]
     title = "Penstock: queues and topics"
@@ -142,7 +140,7 @@ def build(
 
 
 def _ranks(points: list[Point], column: str) -> list[str]:
-    """The labels, the busiest first."""
+    """Return the labels, busiest first."""
     totals: dict[str, int] = defaultdict(int)
     for point in points:
         totals[point.label] += point.counts[column]
@@ -159,7 +157,7 @@ def _tables(of: dict[str, list[Point]]) -> list[ReportTable]:
         for kind, of_group in (("queue", "group"), ("topic", "topic"))
     )
     topic_columns = ["topic", *COLUMNS]
-    dead = topic_columns.index("dead letters")  # which topics have none of
+    dead = topic_columns.index("dead letters")  # topics have no dead letters
     for row in [topic_columns, *topics]:
         del row[dead]
     return [
@@ -169,7 +167,7 @@ def _tables(of: dict[str, list[Point]]) -> list[ReportTable]:
 
 
 def _rows(own: list[Point], groups: list[Point]) -> list[list[str]]:
-    """A row for each group of each queue or topic, or one for all without; the busiest first."""
+    """Return a row per group of each queue or topic, busiest first; at least one each."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for point in own:
         totals[point.name][0] += point.counts["pushed"]

@@ -1,14 +1,13 @@
-"""A Delta table as the sink of a pipeline file: any rows, each batch exactly once.
+"""The table sink of a pipeline file: write each batch to a Delta table exactly once.
 
-Executors write Parquet files below the table's directory, as those of an archive
-(`penstock.pipeline.lake.data_files`), and the driver commits them. With `mode: upsert` the driver
-merges the batch by its key instead: a row replaces the one with its key, or deletes it.
+Executors write Parquet files (`penstock.pipeline.lake.data_files`), and the driver commits them.
+With `mode: upsert` the driver merges the batch by key: a row replaces or deletes the row that has
+the same key.
 
-Either commit carries an application transaction (Delta's `txn` action): its id is the pipeline's
-and its query's, its version the batch's number. So a batch that is run again, after a kill at any
-step, finds its number in the table and adds nothing; of two runs at once one adds its files, the
-other deletes its own. Files of a run that was killed before its commit are in no commit; the sink's
-upkeep removes them, and merges small files.
+Each commit carries an application transaction (Delta's `txn` action). Its id names the pipeline and
+the query, its version is the batch number. A batch that runs again finds its number in the table
+and adds nothing. If two runs write the same batch at once, one commits and the other deletes its
+files. The upkeep removes files that were never committed and merges small files.
 """
 
 from typing import Any
@@ -38,17 +37,17 @@ from penstock.pipeline.pipeline_file import PipelineSink
 from penstock.pipeline.source_columns import TIMESTAMP
 
 COMPACT_INTERVAL = 20  # commits between merges of small files
-DELETED = "_penstock_deleted"  # the column of a batch that says which rows delete their key
-NO_KEY = "a row has no {}: every row of an upsert needs its key"
+DELETED = "_penstock_deleted"  # column of a batch: true for rows that delete their key
+NO_KEY = "a row has no {}: every row of an upsert needs a key"
 SAME_KEY = (
-    "two rows of one batch have the same {}: let sink.orderBy name the columns that say which of "
-    "them is the last"
+    "two rows of one batch have the same {}: set sink.orderBy to the columns that order them, so "
+    "that the last one is kept"
 )
 PARTITION_TYPES = ("string", "int64", "int32", "int16", "int8", "date32[day]", "bool")
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns as Delta knows them: times in microseconds, UTC."""
+    """Convert a schema to Delta's types: times are in microseconds, UTC."""
 
     def kind(given: pa.DataType) -> pa.DataType:
         return TIMESTAMP if pa.types.is_timestamp(given) and given.tz else given
@@ -57,7 +56,7 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
 
 
 class TableSink:
-    """Called with each batch and its number."""
+    """Writes batches to the table. Call it with each batch and its number."""
 
     def __init__(self, sink: PipelineSink, app: str) -> None:
         self._sink = sink
@@ -65,7 +64,7 @@ class TableSink:
         self._app = app
 
     def __call__(self, batch: Any, number: int) -> None:
-        """Add or merge the batch, unless the table has it."""
+        """Add or merge the batch, unless the table already has it."""
         app = f"{self._app}:{query_of(batch)}"
         rows = latest_by_key(batch, self._sink) if self._sink.key else batch
         schema = delta_schema(to_arrow_schema(rows.schema, timezone="UTC"))
@@ -89,8 +88,7 @@ class TableSink:
             self._storage.delete([file.path for file in files])
 
     def _table(self, schema: pa.Schema) -> Any:
-        """The table, made with the first batch's columns if there is none; new columns are added
-        to it."""
+        """Open the table, or create it with these columns. Add columns that it lacks."""
         self._storage.make_directory("")
         uri, options, wanted = self._storage.uri, self._storage.options, self._sink.partitionBy
         if not DeltaTable.is_deltatable(uri, options):
@@ -120,7 +118,7 @@ class TableSink:
         return table
 
     def _add_columns(self, table: Any, schema: pa.Schema) -> None:
-        """Take the rows' new columns into the table; refuse those of another type."""
+        """Add new columns to the table. A column of another type is an error."""
         known = {one.name.lower(): one for one in table.schema().fields}
         added: list[Field] = []
         for one in Schema.from_arrow(schema).fields:
@@ -130,8 +128,8 @@ class TableSink:
             elif (before.name, before.type) != (one.name, one.type):
                 raise InvalidRequest(
                     f"the table {self._storage.uri} has the column {before.name} "
-                    f"{before.type}, the rows have {one.name} {one.type}: cast it in a step, or "
-                    "write it under another name, or give the sink another table"
+                    f"{before.type}, the rows have {one.name} {one.type}: cast it in a step, "
+                    "write it under another name, or use another table"
                 )
         if added:
             base = table.version()
@@ -182,7 +180,7 @@ class TableSink:
         return last is not None and last >= number
 
     def _commit(self, table: Any, app: str, number: int, run: str, files: list[DataFile]) -> bool:
-        """Whether this run's commit added the batch, as opposed to another run's."""
+        """Commit the files. Return False if another run has added the batch."""
         actions, base = [file.add_action(ROWS) for file in files], table.version()
         for _ in range(MAX_ATTEMPTS):
             accepted = commit(table, run, actions, [Transaction(app, number)], retries=0)
@@ -196,25 +194,24 @@ class TableSink:
 
     def _busy(self) -> Unavailable:
         return Unavailable(
-            f"{self._storage.uri}: others commit faster than this batch can be added; run it again"
+            f"{self._storage.uri}: other writers commit too often to add this batch; run it again"
         )
 
     def _upkeep(self, table: Any) -> None:
-        """Merge small files, and remove those that nothing has any more, once in a while. A commit
-        that meets another one is given up: the next time finds the same files."""
+        """Merge small files and remove unused ones, every few commits."""
         version = table.version()
         if version % COMPACT_INTERVAL == 0:
             try:
                 table.optimize.compact()
             except CommitFailedError:
-                return
+                return  # another commit was faster: the next upkeep finds the same files
         if version % CLEANUP_INTERVAL == 0:
             table.vacuum(KEPT_HOURS, dry_run=False, full=True)
 
 
 def latest_by_key(batch: Any, sink: PipelineSink) -> Any:
-    """Of each key the last row by `orderBy`, and whether it deletes its key. Columns that begin
-    with an underscore are for `orderBy` and `delete`, and end here."""
+    """Return the last row of each key by `orderBy`, and whether it deletes the key. Columns that
+    begin with an underscore serve only `orderBy` and `delete`, and are dropped."""
     deleted = f.coalesce(f.expr(sink.delete), f.lit(False)) if sink.delete else f.lit(False)
     rows = batch.withColumn(DELETED, deleted)
     if sink.orderBy:
@@ -226,10 +223,10 @@ def latest_by_key(batch: Any, sink: PipelineSink) -> Any:
 
 
 def query_of(batch: Any) -> str:
-    """The query that the batch belongs to: with another checkpoint it is another one."""
+    """Return the id of the batch's query. A new checkpoint gives the query a new id."""
     context = getattr(batch.sparkSession, "sparkContext", None) if hasattr(batch, "_jdf") else None
     if context is None:
         raise ConfigError(
-            "sinks for tables do not work over Spark Connect, which does not tell a sink its query"
+            "table sinks do not work over Spark Connect: it does not give a sink its query's id"
         )
     return context.getLocalProperty("sql.streaming.queryId") or "batch"

@@ -1,10 +1,10 @@
-"""The topic sink: rows become records, in batches that the broker recognises when they come again.
+"""The topic sink: append rows as records, in batches that the broker stores once.
 
-With `appId`, task `t` of a query is the idempotent producer sha256(appId and query, t) and its n-th
-append in batch `b` has the sequence 2**63 + b * 2**24 + n. Sequences from 2**63 on may leave gaps
-(the broker only asks them to grow), which is what lets a batch number be part of them. How rows are
-cut into appends depends on the rows alone, so a batch run again sends the same appends under the
-same numbers, and the broker answers them with what it stored the first time.
+With `appId`, task `t` of a query is the idempotent producer sha256(appId and query, t), and its
+n-th append in batch `b` has the sequence 2**63 + b * 2**24 + n. From 2**63 on, sequences may leave
+gaps, so they can contain the batch number. The rows alone determine how they are cut into appends.
+A batch that runs again therefore sends the same appends with the same sequences, and the broker
+returns its first answers.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from penstock.protocol.names import partition_label
 from penstock.protocol.partitions import partition_of
 from penstock.protocol.sink_claims import Claim, Commit
 
-# Columns that topics with Kafka's record batches take, and their types. Other topics have no keys,
-# and a column of one of these names is not written there.
+# Columns for topics of format kafka, and their types. Other topics have no keys and ignore columns
+# with these names.
 KEYED = {
     "key": ("binary", "string"),
     "partition": ("int", "bigint", "smallint"),
@@ -40,12 +40,12 @@ APPENDS_PER_BATCH = 1 << 24
 
 
 def producer_id(app: str, task: int) -> bytes:
-    """The idempotent producer that a task is."""
+    """Return the producer id of a task."""
     return hashlib.sha256(f"{app}\0{task}".encode()).digest()[:16]
 
 
 def sequence(batch: int, append: int) -> int:
-    """The producer's sequence of a task's n-th append in a batch."""
+    """Return the sequence of a task's n-th append in a batch."""
     if append >= APPENDS_PER_BATCH:
         raise InvalidRequest(
             f"one task of one batch makes at most {APPENDS_PER_BATCH} appends to a topic"
@@ -54,7 +54,7 @@ def sequence(batch: int, append: int) -> int:
 
 
 class Cutter:
-    """Cuts a stream of payload arrays into appends at places that depend on the payloads alone."""
+    """Cuts payload arrays into appends. The cuts depend only on the payloads."""
 
     def __init__(self, rows: int = APPEND_ROWS, size: int = APPEND_BYTES) -> None:
         self._rows, self._size = rows, size
@@ -62,7 +62,7 @@ class Cutter:
         self._held_rows = self._held_bytes = 0
 
     def add(self, payloads: pa.Array) -> Iterator[tuple[npt.NDArray[np.int64], memoryview]]:
-        """The appends that are complete now: lengths, and the payloads one after another."""
+        """Add payloads. Yield each complete append: its lengths and its joined payloads."""
         self._held.append(payloads)
         self._held_rows += len(payloads)
         self._held_bytes += payloads.nbytes
@@ -70,7 +70,7 @@ class Cutter:
             yield from self._cut(final=False)
 
     def rest(self) -> Iterator[tuple[npt.NDArray[np.int64], memoryview]]:
-        """The appends that are left when no rows come any more."""
+        """Yield the remaining appends after the last row."""
         if self._held_rows:
             yield from self._cut(final=True)
 
@@ -87,7 +87,7 @@ class Cutter:
             )
             stop = max(row + 1, stop)
             if stop >= count and not final:
-                break  # the rows to come may still belong to this append
+                break  # the next rows may belong to this append
             yield np.diff(ends[row : stop + 1]), data[int(ends[row]) : int(ends[stop])]
             row = stop
         self._held = [whole.slice(row)] if row < count else []
@@ -96,7 +96,7 @@ class Cutter:
 
 
 class _Appender:
-    """One task's appends, to one or many topics."""
+    """The appends of one task, to one or more topics."""
 
     def __init__(self, link: TopicLink, claim: Claim | None) -> None:
         self._link = link
@@ -119,7 +119,7 @@ class _Appender:
             self._append_records(label)
 
     def has_keys(self, topic: str) -> bool:
-        """Whether the topic keeps keys and headers, and may have partitions."""
+        """Return whether the topic stores keys and headers. Create it if it is missing."""
         if topic not in self._infos:
             try:
                 self._infos[topic] = self._link.info(topic)
@@ -129,7 +129,7 @@ class _Appender:
         return self._infos[topic].format == "kafka"
 
     def add_record(self, topic: str, record: NewRecord, partition: int | None) -> None:
-        """Append a record to the partition given, or that of its key, or else the task's."""
+        """Append a record to the given partition, that of its key, or that of the task."""
         partitions = self._infos[topic].partitions
         if partition is None and record.key is not None:
             partition = partition_of(bytes(record.key), partitions)
@@ -160,7 +160,7 @@ class _Appender:
         self._check(topic, self._link.append(frame)[1], len(lengths))
 
     def _producer(self, label: str) -> tuple[bytes, int] | None:
-        """The identity of the next append to a partition."""
+        """Return producer id and sequence of the next append to a partition."""
         if self._claim is None:
             return None
         number = sequence(self._claim.batch, self._appends[label])
@@ -168,12 +168,12 @@ class _Appender:
         return producer_id(self._claim.app, self._claim.task), number
 
     def _check(self, label: str, stored: int, wanted: int) -> None:
-        # 0: stored long ago, and no longer known where
+        # 0: stored, but the broker has forgotten the offsets
         if self._claim and stored not in (0, wanted):
             raise InvalidRequest(
                 f"batch {self._claim.batch} of {self._claim.app!r} was written to topic {label!r} "
-                f"{OTHER_ROWS}: {stored} where there are {wanted} now. Two writes never share an "
-                "appId. Give this one an appId of its own."
+                f"{OTHER_ROWS}: {stored} then, {wanted} now. Two writes must not share "
+                "an appId. Give this one an appId of its own."
             )
 
 
@@ -190,11 +190,11 @@ class TopicWriter(SinkWriter):
 
     @property
     def _keyed(self) -> list[str]:
-        """The columns of keys, partitions and headers that the rows have."""
+        """Return the names of the key, partition and header columns of the rows."""
         return [name for name, types in KEYED.items() if self._types.get(name) in types]
 
     def resumes_by_row(self, held: Held) -> bool:
-        """A topic has all rows of an append or none, and each topic gets one."""
+        """Return True if one append has all rows: it is stored whole or not at all."""
         return held.rows <= APPEND_ROWS and held.size <= APPEND_BYTES
 
     def send(
@@ -223,10 +223,10 @@ class TopicWriter(SinkWriter):
     def _add(
         self, appender: _Appender, topic: str, rows: pa.RecordBatch, payloads: pa.Array
     ) -> None:
-        """Append a topic's rows, with keys and headers if it keeps them."""
+        """Append rows to a topic, with keys and headers if it stores them."""
         names = self._keyed
         if not names or not appender.has_keys(topic):
-            # no value: an empty record, the tombstone of a compacted topic
+            # null becomes an empty record, the tombstone of a compacted topic
             appender.add(topic, pc.fill_null(payloads, b"") if payloads.null_count else payloads)
             return
         nothing = [None] * len(payloads)

@@ -1,10 +1,9 @@
-"""The archived part of topics, for the topic source: records that are in the table and no longer in
-the log are read from there.
+"""Read records from the archive table that are no longer in the log, for the topic source.
 
-The offsets of a task decide what it reads, never where: a batch that is run again after the archive
-moved on, was compacted, or after the log lost its beginning has the same records in the same order.
-Drivers ask for the first offset with every batch, so what a table says is remembered for
-`FRESH_SECONDS`; tasks open the table only when the log no longer has what they want.
+Offsets alone decide which records a task reads. A batch that runs again has the same records in the
+same order, whether they are in the log or in the table by then. Drivers ask for the first offset
+with every batch, so the bounds of a table are cached for `FRESH_SECONDS`. Tasks open the table only
+if the log no longer has their records.
 """
 
 import time
@@ -28,26 +27,26 @@ FRESH_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a table holds."""
+    """The offsets in a table."""
 
     first: int
     next: int
-    at: float  # when it was looked at
+    at: float  # when the table was read
 
 
 class ArchivedTopics:
-    """Looks archived topics up. Picklable."""
+    """Finds and reads archived topics. Picklable."""
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._options = Storage(root).options  # of the driver's environment: tasks have another
+        self._options = Storage(root).options  # from the environment, which tasks lack
         self._bounds: dict[str, Bounds] = {}
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_bounds": {}}
 
     def first(self, topic: str, incarnation: str, local: int) -> int:
-        """The first offset there is, in the table or in the log, which begins at `local`."""
+        """Return the first offset in the table or in the log, which begins at `local`."""
         bounds = self._bounds.get(topic)
         now = time.monotonic()
         if bounds is None or bounds.next < local or now - bounds.at > FRESH_SECONDS:
@@ -59,13 +58,13 @@ class ArchivedTopics:
         if bounds.next < local:
             raise Conflict(
                 f"the archive of topic {topic!r} ends at offset {bounds.next} and the topic begins "
-                f"at {local}: what was between is gone. Leave the option 'archive' out to read the "
-                "topic alone"
+                f"at {local}: the records between them are lost. Leave out the option 'archive' to "
+                "read only the topic"
             )
         return min(local, bounds.first)
 
     def read(self, topic: str, incarnation: str, span: range) -> Iterator[ArchivedRecords]:
-        """The records of a range that the log no longer has."""
+        """Yield the records of a range that the log no longer has."""
         table, snapshot = self._table(topic, incarnation)
         if snapshot is None or snapshot.position is None or snapshot.position < span.stop:
             reach = snapshot.position if snapshot is not None else 0
@@ -77,7 +76,7 @@ class ArchivedTopics:
         yield from _records(table, files, span)
 
     def offset_at(self, topic: str, incarnation: str, milliseconds: int) -> int | None:
-        """The first archived offset whose record is not older; None when all of them are."""
+        """Return the first archived offset at or after a time, or None."""
         table, snapshot = self._table(topic, incarnation)
         wanted = milliseconds * 1000
         files = snapshot.files() if snapshot is not None else []
@@ -93,7 +92,7 @@ class ArchivedTopics:
         return None
 
     def _table(self, topic: str, incarnation: str) -> "tuple[LakeTable, Snapshot | None]":
-        # few tasks need the table, and deltalake takes its time to be imported
+        # few tasks need the table, and importing deltalake is slow
         from penstock.pipeline.lake.convert import refuse_old
         from penstock.pipeline.lake.table import LakeTable
 
@@ -103,7 +102,7 @@ class ArchivedTopics:
         if snapshot is not None and snapshot.identity != incarnation:
             raise Conflict(
                 f"topic {topic!r} was deleted and created again since it was archived to "
-                f"{self._root}: leave the option 'archive' out, or name its own archive"
+                f"{self._root}: leave out the option 'archive', or name the new topic's archive"
             )
         return table, snapshot
 

@@ -53,8 +53,8 @@ class Away(Unavailable):
 class Postgres:
     """How to reach the broker's database. Picklable.
 
-    Without the option `database` it is that of the broker on this machine, by the configuration
-    found here: the environment, penstock.yaml, or what runs in ./penstock-data.
+    Without the option `database` it is the database of the broker on this machine, according to the
+    environment, penstock.yaml, or the broker that runs in ./penstock-data.
     """
 
     def __init__(self, options: ReachOptions, read_url: str = "") -> None:

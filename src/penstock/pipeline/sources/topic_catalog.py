@@ -1,16 +1,13 @@
-"""Where a topic source gets its topics from: a broker over TCP, the files of one directory, the
-database of shared topics, or several of these.
+"""Read topics for the topic source, as `Slice`s of records, from one or more of these places.
 
-With a broker, the broker says what exists and how far it may be read; with a directory beside it
-(executors on the same host), the records themselves come from the files, which is faster. A driver
-on the broker's machine finds that directory by the configuration there, and a task takes files
-whose incarnation is the one that the broker names. A
-directory alone serves topics that no broker has open. With the address of the broker's tier, what
-lies there is read from the store, and only the rest from the broker or its files. With the address
-of the database, shared topics are read there and in the store
-(`penstock.pipeline.sources.shared_topics`), and a broker is needed for local ones only. Whatever
-the way, the records come as `Slice`s. With an archive, topics begin where their tables begin, and
-what the log no longer has is read from there (`penstock.pipeline.sources.archived_topics`).
+Broker: lists the topics and their offsets, and sends records over TCP.
+Directory: with a broker, records come from its files, which is faster. A driver on the broker's
+    machine finds the directory in the configuration; a task checks the incarnation of the files.
+    Without a broker, serves topics that no broker has open.
+Tier: records in object storage are read from there, the rest from the broker or its files.
+Database: shared topics are read from the database and the store (`shared_topics`). Only local
+    topics need a broker then.
+Archive: records that the log no longer has are read from the table (`archived_topics`).
 """
 
 from collections.abc import Iterator
@@ -43,30 +40,30 @@ FETCH_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class TopicState:
-    """What a topic is at a moment."""
+    """The state of a topic at one moment."""
 
     incarnation: str
     first: int  # the first offset it still has
     next: int  # the offset after the last
     bytes: int
     partitions: int = 1  # of the topic
-    ordered: bool = True  # times never decrease along it: not where producers give them
+    ordered: bool = True  # times never decrease; False if producers set them
 
     @property
     def mean_bytes(self) -> float:
-        """Of one record, header included."""
+        """Return the mean size of a record with its header."""
         records = self.next - self.first
         return max(float(HEADER_SIZE), self.bytes / records) if records > 0 else float(HEADER_SIZE)
 
 
 class Topics:
-    """Looks topics up. Picklable; connects when first used."""
+    """Finds and reads topics. Picklable. Connects at first use."""
 
     def __init__(self, options: TopicSourceOptions, *, keyed: bool = False) -> None:
         self.broker = options.broker
         self.directory = options.directory
         self.tier = options.tier
-        # of a broker that may be the one that is read: tasks on its machine make sure
+        # the data directory of a broker here; tasks check that it is the right one
         self._near = data_directory_here() if self.broker and not self.directory else None
         self.keyed = keyed  # whether keys and headers are wanted
         self._patience = options.broker_timeout
@@ -91,7 +88,7 @@ class Topics:
         return self._link
 
     def close(self) -> None:
-        """Close the connections; they are made again when needed."""
+        """Close the connections. The next call opens them again."""
         if self._tier is not None:
             self._tier.close()
             self._tier = None
@@ -109,14 +106,14 @@ class Topics:
         return list(dict.fromkeys(split_label(label)[0] for label in labels))
 
     def partitions(self, topic: str) -> list[str]:
-        """The labels of the topic's partitions; a label is its own."""
+        """Return the labels of the topic's partitions. A label returns itself."""
         if "/" in topic:
             return [topic]
         count = self._log_state(topic).partitions
         return [partition_label(topic, number) for number in range(count)]
 
     def state(self, topic: str, start: int = -1) -> TopicState:
-        """A topic as it is now. The archive is not asked when the log has all from `start` on."""
+        """Return the current state. The archive is read only if the log begins after `start`."""
         state = self._log_state(topic)
         if self._archive is None or start >= state.first:
             return state
@@ -125,7 +122,7 @@ class Topics:
         return replace(state, first=first, bytes=size)
 
     def _shared_log(self, topic: str) -> SharedLogState | None:
-        """The topic in the database, if its records are read there."""
+        """Return the topic in the database, or None if its records are elsewhere."""
         if self._shared is None:
             return None
         log = self._shared.find(topic)
@@ -161,7 +158,7 @@ class Topics:
         return TopicState(files.incarnation, first, following, size, partitions, plain)
 
     def offset_at(self, topic: str, milliseconds: int) -> int:
-        """The first offset whose record is not older than this time."""
+        """Return the first offset whose record is not older than this time."""
         if self._archive is not None:
             log = self._log_state(topic)
             archived = self._archive.offset_at(topic, log.incarnation, milliseconds)
@@ -175,7 +172,7 @@ class Topics:
         return self._files(topic).offset_at(milliseconds * 1000)
 
     def first_from(self, topic: str, offset: int) -> int:
-        """The first offset from this one on that a record has, as far as that is known."""
+        """Return the first offset of a record from `offset` on, or `offset` if unknown."""
         if self._archive is not None and offset < self._log_state(topic).first:
             return offset
         shared = self._shared_log(topic)
@@ -185,13 +182,14 @@ class Topics:
             return offset
         try:
             return max(offset, self.link.fetch(topic, offset, 1).first_offset)
-        except (Damaged, InvalidOffset):  # reading it says why
+        except (Damaged, InvalidOffset):  # `read` raises it again
             return offset
 
     def read(
         self, topic: str, incarnation: str, start: int, end: int
     ) -> Iterator[Slice | ArchivedRecords]:
-        """The records in [start, end); InvalidOffset if aged out, Conflict if created again."""
+        """Yield the records in [start, end). Raises InvalidOffset if they were deleted, Conflict if
+        the topic was created again."""
         if self._archive is None:
             yield from self._read_log(topic, incarnation, start, end)
             return
@@ -209,7 +207,7 @@ class Topics:
             except InvalidOffset:
                 if self._log_state(topic).first <= start:
                     raise
-                # retention went on meanwhile: the archive has it
+                # retention has deleted records meanwhile: the archive has them
 
     def _read_log(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
         if self._shared is not None and self._shared_log(topic) is not None:
@@ -245,18 +243,18 @@ class Topics:
                 if len(piece.offsets):  # else compaction left nothing before `end`
                     yield piece
             elif fetched.next_offset <= start:
-                return  # the log ends here
+                return  # the end of the log
             start = fetched.next_offset
 
     def _near_files(self, topic: str, incarnation: str) -> TopicFiles | None:
-        """The topic's files if this machine has them: those with the broker's incarnation."""
+        """Return the topic's files with this incarnation, if this machine has them."""
         if self._near is None:
             return None
         directory = log_path(self._near, topic)
         try:
             files = TopicFiles(directory) if directory.is_dir() else None
             return files if files is not None and files.incarnation == incarnation else None
-        except (OSError, PenstockError):  # not ours to read
+        except (OSError, PenstockError):  # no permission, or not readable
             return None
 
     def _files(self, topic: str) -> TopicFiles:
@@ -287,7 +285,7 @@ _NO_RECORDS = Slice(memoryview(b""), np.zeros(1, np.int64), _NOTHING, _NOTHING)
 def _slice(raw: memoryview, lengths: np.ndarray, times: np.ndarray, end: int) -> Slice:
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths.astype(np.int64) + HEADER_SIZE, out=starts[1:])
-    # Views of one byte's stride: entry p is the integer that begins at byte p.
+    # With a stride of one byte, entry p is the integer that begins at byte p.
     offsets = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))[starts[:-1]].astype(np.int64)
     keep = int(np.searchsorted(offsets, end))
     return Slice(raw, starts[: keep + 1], offsets[:keep], times[:keep])

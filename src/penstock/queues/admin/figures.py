@@ -1,15 +1,13 @@
-"""How many messages are where: THE definition of every figure of queues and groups. API, CLI,
-metrics and Console show these and count nothing themselves; docs/reference/queues.md (Counts) has
-the same table for people.
+"""Count the messages of queues and groups.
 
-All of it is read from counters that the functions keep and from the (few) live leases, in one
-statement and as of one moment, and costs the same for ten messages and for a billion. For every
-group
+This module defines every count that API, CLI, metrics and Console show. docs/reference/queues.md
+(Counts) documents them. One statement reads them from counters and live leases, as of one moment.
+Its cost does not depend on the number of messages. For every group
 
     pushed = completed + dead_letters + dropped + waiting + skipped
 
-`skipped` is what the others leave over: messages from before the group began and those it was moved
-past by a seek, less those it was given once more (a seek back, a retry by hand).
+`skipped` is the remainder: messages from before the group began or that a seek skipped, less those
+that were redelivered after a seek back or a retry by hand.
 """
 
 from datetime import datetime
@@ -24,56 +22,56 @@ from penstock.queues.schema import query
 
 FIGURES = query("figures")
 ALL_FIGURES = FIGURES.replace("= ANY ($1::int[])", "IS NOT NULL")
-MAX_SOUGHT = 1000  # for more queues, reading all is faster
+MAX_SOUGHT = 1000  # for more queues, reading all of them is faster
 ROWS_PER_SLICE = 500  # some milliseconds
 BACKLOG = query("backlog")
 OLDEST = query("oldest_messages")
-LOOKED_AT_PARTITIONS = 200  # of a group, for how long its oldest message waits
+LOOKED_AT_PARTITIONS = 200  # per group, to find its oldest message
 
 
 class GroupFigures(msgspec.Struct):
-    """A group of a queue; queue mode is one too (`name` is QUEUE_MODE)."""
+    """The counts of a group. Queue mode is a group whose `name` is QUEUE_MODE."""
 
     id: int
     name: str
-    waiting: int  # stored and not finished with: the lag. Those leased are among them
-    leased: int  # delivered and not answered, under a lease that has not expired
+    waiting: int  # stored and not finished, leased ones included: the lag
+    leased: int  # delivered under a lease that has not expired
     completed: int  # acknowledged with success, or delivered with auto-ack; ever
     failed: int  # attempts: answered `failed`, or the lease expired; ever
-    dead_letters: int  # that exist now
-    dropped: int  # will never be completed and left no dead letter; ever
-    skipped: int  # negative: more were given once more than skipped
+    dead_letters: int  # now
+    dropped: int  # never completed and not a dead letter; ever
+    skipped: int  # negative: more were redelivered than skipped
 
 
 class QueueFigures(msgspec.Struct):
-    """A queue with its groups."""
+    """The counts of a queue and its groups."""
 
     id: int
     name: str
     namespace: str
     task: str
     pushed: int  # accepted and stored, ever
-    stored: int  # there now
-    dead_letters: int  # that exist now, also those of groups that were deleted
-    scheduled: int  # for later, not pushed yet as far as the other figures go
+    stored: int  # now
+    dead_letters: int  # now, also of deleted groups
+    scheduled: int  # delayed; `pushed` does not count them yet
     groups: list[GroupFigures]
 
     @property
     def leading(self) -> GroupFigures | None:
-        """The group that speaks for the queue: queue mode, or the one with the largest lag."""
+        """Return the group that represents the queue: queue mode, or the largest lag."""
         return max(
             self.groups, key=lambda group: (group.name == QUEUE_MODE, group.waiting), default=None
         )
 
     def seen_by(self, group: str | None) -> GroupFigures | None:
-        """The group of that name, or without a name the leading one."""
+        """Return the group of that name, or the leading one without a name."""
         if group is None:
             return self.leading
         return next((one for one in self.groups if one.name == group), None)
 
     @property
     def waiting(self) -> int:
-        """The largest lag of its groups; all that is stored while it has none."""
+        """Return the largest lag of the groups, or `stored` without groups."""
         return max((group.waiting for group in self.groups), default=self.stored)
 
     @property
@@ -90,11 +88,11 @@ class QueueFigures(msgspec.Struct):
 
 
 class GroupBacklog(msgspec.Struct):
-    """What waits for a group, by partition and age."""
+    """The partitions of a group that have waiting messages, and the oldest message."""
 
-    partitions: int = 0  # that have something for it, up to as many as were looked at
-    oldest: datetime | None = None  # when the oldest of it was pushed
-    seconds: float | None = None  # how long ago that is
+    partitions: int = 0  # with waiting messages, among those that were read
+    oldest: datetime | None = None  # when the oldest message was pushed
+    seconds: float | None = None  # since then
 
 
 class Figures:
@@ -104,7 +102,7 @@ class Figures:
         self._database = database
 
     async def queues(self, ids: list[int] | None = None) -> list[QueueFigures]:
-        """By name, and so are their groups. There may be many: others get a turn in between."""
+        """Return queues and their groups by name. Other tasks run in between."""
         if ids is not None and len(ids) <= MAX_SOUGHT:
             return await self._read(await self._database.browse(FIGURES, ids))
         queues = await self._read(await self._database.browse(ALL_FIGURES))
@@ -127,8 +125,8 @@ class Figures:
     async def waits(
         self, queues: list[QueueFigures], most: int | None = None
     ) -> tuple[dict[int, float | None], dict[int, float]]:
-        """For how many seconds the oldest message waits: by the group that is behind, and by the
-        queue that no group reads; of `most` each. Who is not there was not looked at.
+        """Return the age of the oldest waiting message in seconds: by group id, and by queue id for
+        queues without groups. Reads at most `most` of each.
         """
         behind = [group.id for queue in queues for group in queue.groups if group.waiting][:most]
         unread = [queue.id for queue in queues if queue.stored and not queue.groups][:most]
@@ -140,7 +138,7 @@ class Figures:
         )
 
     async def backlogs(self, groups: list[int], max_partitions: int) -> dict[int, GroupBacklog]:
-        """What waits for these groups, looked for in up to so many of their lagging partitions."""
+        """Return the backlog of these groups, from up to `max_partitions` partitions each."""
         rows = await self._database.browse(BACKLOG, groups, max_partitions) if groups else []
         return {
             row["group_id"]: GroupBacklog(

@@ -1,8 +1,8 @@
-"""Which broker processes serve these queues, how each of them is, and how many pops wait where.
+"""Record which broker processes serve the queues, with their load and waiting pops.
 
-Every process writes one row about itself every `BEAT_SECONDS`, over the one of the same minute: so
-the newest row says whether a member is alive, and the rows together are a time series of a week
-(one row per process and minute). Nobody asks anybody else: whoever is asked reads the table.
+Every `BEAT_SECONDS`, each process writes a row about itself, which replaces its row of the same
+minute. The newest row says whether the process is alive. All rows together are a time series of a
+week. Processes read the table and do not ask each other.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ log = logging.getLogger("penstock.queues")
 
 BEAT_SECONDS = ALIVE_SECONDS / 4
 KEPT_DAYS = 7
-MAX_PARKED = 1000  # queues with waiting pops that one row names
+MAX_PARKED = 1000  # queues with waiting pops in a row
 _ROUTES = {
     "/api/v1/push": "push",
     "/api/v1/ack": "ack",
@@ -80,8 +80,8 @@ class PoolFigures(msgspec.Struct):
 
 
 class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
-    """How a process is. This is also how it stands in the table `members`, read by brokers of other
-    releases: names stay, and what is not there has a default.
+    """The load and counters of a process, as stored in the table `members`. Brokers of other
+    releases read it: do not rename fields, and give new ones a default.
     """
 
     version: str = ""
@@ -93,7 +93,7 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
     waiting_pops: int = 0
     parked: dict[str, int] = {}  # queue -> pops that wait for it
     consumers: list[tuple[str, str, int]] = []  # queue, group, connections that pop
-    reports: list[ConsumerHealth] = []  # of consumers that say how they are
+    reports: list[ConsumerHealth] = []  # health reports of consumers
     requests: RequestCounts = msgspec.field(default_factory=RequestCounts)
     messages: OperationCounts = msgspec.field(default_factory=OperationCounts)
     db_errors: int = 0
@@ -101,7 +101,7 @@ class ProcessFigures(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class BrokerPresence(msgspec.Struct):
-    """A process that is alive."""
+    """A live process."""
 
     id: str
     hostname: str
@@ -135,7 +135,7 @@ class ParkedPoint(msgspec.Struct):
 
 
 class Presence:
-    """Says that this process is there, from `start` to `stop`, and reads what all of them said."""
+    """Writes the rows of this process from `start` to `stop`, and reads those of all."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Presence:
         self.member = f"{socket.gethostname()}-{worker}-{os.urandom(4).hex()}"
         consumers.member = self.member
         self.started_at = datetime.now(UTC)
-        # when the processor time was last looked at, and what it was
+        # time of the last CPU measurement, and the CPU time then
         self._used = (time.monotonic(), time.process_time())
         self._task: asyncio.Task[None] | None = None
 
@@ -169,7 +169,7 @@ class Presence:
                 datetime.now(UTC) - timedelta(minutes=2),
             )
         except (Unavailable, asyncpg.PostgresError):
-            pass  # then the others notice by its silence
+            pass  # the row expires
 
     async def say(self) -> None:
         await self._database.fetch(
@@ -189,7 +189,7 @@ class Presence:
         )
 
     def _cpu(self) -> float:
-        """Cores in use, on average since the last row."""
+        """Return the average number of cores in use since the last row."""
         now, used = time.monotonic(), time.process_time()
         (before, used_before), self._used = self._used, (now, used)
         return round((used - used_before) / max(now - before, 1e-3), 4)
@@ -234,7 +234,7 @@ class Presence:
         return [struct_of(BrokerPresence, row, figures=decode(row["figures"])) for row in rows]
 
     async def consumers(self) -> list[ConsumerHealth]:
-        """The consumers that report to any process, as they were last seen."""
+        """Return the latest reports of the consumers of all processes."""
         others = [member for member in await self.members() if member.id != self.member]
         reports = [report for member in others for report in member.figures.reports]
         return merged([*reports, *self.reports.alive()])
@@ -270,7 +270,7 @@ class Presence:
                         KEPT_DAYS,
                     )
             except Unavailable:
-                pass  # the buffer and the health check tell of that
+                pass  # the health check reports that
             except asyncpg.PostgresError as error:
-                log.warning("this process could not say that it is there: %s", error)
+                log.warning("this process could not update its row in `members`: %s", error)
             await asyncio.sleep(BEAT_SECONDS)

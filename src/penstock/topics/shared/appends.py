@@ -29,7 +29,7 @@ from penstock.topics.shared.calls import AppendAnswer, AppendCall, SharedCalls
 log = logging.getLogger("penstock.topics.shared")
 
 # A call of 4 MB takes PostgreSQL five to ten times the CPU of one of 1 MB: its arguments are copied
-# several times, into memory that the system hands out anew for each call.
+# several times, into memory that the system allocates for each call.
 TURN_BYTES = 1 << 20  # of one log in a call, unless one append is larger
 CALL_BYTES = 4 << 20
 CALLS = 4  # at a time: each has a connection

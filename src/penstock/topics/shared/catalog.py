@@ -1,13 +1,12 @@
-"""The shared topics of a database, as one broker knows them: which there are, and how far each is.
+"""One broker's view of the shared topics in a database: which exist, and where each log ends.
 
-Brokers tell one another of appends and of topics that come and go by NOTIFY. A NOTIFY makes commits
-of the whole database queue up behind each other, so it is never part of an append: ends of logs are
-collected and sent by a call of their own, at most every `NOTIFY_SECONDS`. A notice may be lost with
-its connection; so logs that someone watches are also looked at every `POLL_SECONDS`, and the
-catalog every `CATALOG_SECONDS`.
+Brokers announce appends and new or deleted topics with NOTIFY. NOTIFY serializes the commits of the
+whole database, so it is never part of an append. The ends of logs are collected and sent in a call
+of their own, at most every `NOTIFY_SECONDS`. A notice may be lost with its connection, so watched
+logs are also polled every `POLL_SECONDS`, and the catalog is read every `CATALOG_SECONDS`.
 
-After a failover the server has a new timeline, and may have lost the last appends: then everything
-in memory is dropped, and every log is read from the database again.
+After a failover the server has a new timeline and may have lost the last appends. All caches are
+then dropped, and every log is read from the database again.
 """
 
 import asyncio
@@ -49,10 +48,10 @@ log = logging.getLogger("penstock.topics.shared")
 NOTIFY_SECONDS = 0.01
 POLL_SECONDS = 2.0
 CATALOG_SECONDS = 30.0
-MAX_NOTIFIED = 200  # logs in a notice: a payload has less than 8,000 bytes
-OLDER_BYTES = 32 << 20  # in memory for readers that are behind
-READERS = 8  # ranges of objects on their way
-START_SECONDS = 10.0  # that a start waits for the catalog
+MAX_NOTIFIED = 200  # logs per notice: the payload must be smaller than 8,000 bytes
+OLDER_BYTES = 32 << 20  # cached for readers that lag behind
+READERS = 8  # concurrent reads from object storage
+START_SECONDS = 10.0  # how long `start` waits for the catalog
 
 
 class SharedTopics:
@@ -78,12 +77,12 @@ class SharedTopics:
         self._partitions: dict[str, int] = {}  # by topic
         self._channel = f"{database.settings.db_schema}_shared_topics"
         self._broker = uuid7().hex
-        self._ends: dict[int, int] = {}  # to be announced
-        self._changed = False  # and that topics came or went
+        self._ends: dict[int, int] = {}  # ends of logs to announce
+        self._changed = False  # new or deleted topics are to be announced
         self._news = asyncio.Event()  # there is something to announce
-        self._look = asyncio.Event()  # the catalog is to be read
-        self._looked = asyncio.Event()  # it was read at least once
-        self._behind: dict[int, int] = {}  # logs that others have appended to, and how far
+        self._look = asyncio.Event()  # the catalog must be read
+        self._looked = asyncio.Event()  # the catalog was read at least once
+        self._behind: dict[int, int] = {}  # ends of logs that other brokers appended to
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._timeline: int | None = None
         self._rewind = False  # the timeline has changed since the catalog was read
@@ -134,7 +133,7 @@ class SharedTopics:
         )
 
     async def start(self) -> None:
-        """Read the catalog. A database that is down is waited for in the background."""
+        """Read the catalog. If the database is down, wait for it in the background."""
         self._tasks = [
             supervised("shared topics' catalog", self._keep_looking, self._metrics),
             supervised("shared topics' notices", self._keep_announcing, self._metrics),
@@ -149,7 +148,7 @@ class SharedTopics:
 
     @property
     def timeline(self) -> int:
-        """The server's, which is the leader epoch that Kafka's clients see."""
+        """Return the server's timeline. Kafka clients see it as the leader epoch."""
         return self._timeline or 0
 
     async def stop(self) -> None:
@@ -157,7 +156,7 @@ class SharedTopics:
         await self.mover.stop()
         for shared in self._logs.values():
             shared.appends.close()
-            while shared.appends.busy:  # answered or refused, one turn after the other
+            while shared.appends.busy:  # until all appends are stored or refused
                 shared.appends.commit()
                 await self.context.flusher.drain()
                 await asyncio.sleep(0)
@@ -182,7 +181,7 @@ class SharedTopics:
         return self._partitions.get(topic, 0)
 
     async def find(self, topic: str) -> SharedLog | None:
-        """The topic if there is one, also when another broker has just created it."""
+        """Return the topic if it exists, even if another broker has just created it."""
         if topic not in self._partitions and self._database.healthy:
             self._take(await self.calls.logs(topic))
         return self._logs.get(topic)
@@ -201,13 +200,13 @@ class SharedTopics:
     async def add_partitions(self, topic: str, count: int) -> None:
         if count <= self.partitions(topic):
             raise InvalidRequest(
-                f"topic {topic!r} has {self.partitions(topic)} partitions, which are not removed"
+                f"topic {topic!r} has {self.partitions(topic)} partitions; none can be removed"
             )
         await self.calls.create(topic, count, uuid7())
         await self.announce_topic(topic)
 
     async def announce_topic(self, topic: str) -> None:
-        """Serve a topic that was moved here, and let the other brokers look for it."""
+        """Serve a new or changed topic, and announce it to the other brokers."""
         self._take(await self.calls.logs(topic))
         self._tell_of_change()
 
@@ -226,11 +225,11 @@ class SharedTopics:
         await self.announce_topic(topic)
 
     def on_delete(self, callback: Callable[[SharedLog], None]) -> None:
-        """Call it with each log that is deleted, here or elsewhere."""
+        """Call `callback` with each log that is deleted, here or by another broker."""
         self._on_delete.append(callback)
 
     def on_create(self, callback: Callable[[str], None]) -> None:
-        """Call it with the name of each topic that appears."""
+        """Call `callback` with the name of each new log."""
         self._on_create.append(callback)
 
     def _tell_of_change(self) -> None:
@@ -238,7 +237,7 @@ class SharedTopics:
         self._news.set()
 
     def _take(self, rows: list[Any], *, rewind: bool = False) -> None:
-        """Take these logs into the catalog; `rewind`: a failover may have lost what we know of."""
+        """Add or update these logs. With `rewind`, their ends may have moved back."""
         for row in rows:
             known = self._by_id.get(row["id"])
             if known is not None:
@@ -252,7 +251,7 @@ class SharedTopics:
             before = self._logs.get(shared.name)
             if before is not None:
                 if before.log_id > shared.log_id:
-                    continue  # read before it was deleted and created again
+                    continue  # the row is older than our log of this name
                 self._forget(before)
             self._logs[shared.name] = self._by_id[shared.log_id] = shared
             self._partitions[shared.topic] = max(
@@ -305,20 +304,20 @@ class SharedTopics:
                     self._take([row for row in rows if row["topic"] == shared.topic])
         self._looked.set()
 
-    # What others append
+    # Appends of other brokers
 
     def _answered(self, answer: AppendAnswer) -> None:
         self._ahead = answer.at.timestamp() - self._clock()
         self._check_timeline(answer.timeline)
 
     def _check_timeline(self, timeline: int) -> None:
-        """Drop what is in memory when the server has another history than the one we know."""
+        """Drop all caches if the server's timeline has changed."""
         if self._timeline == timeline:
             return
         if self._timeline is not None:
             log.warning(
-                "the database has timeline %d, it had %d: a standby was promoted, or a backup "
-                "restored. What is cached of shared topics is dropped",
+                "the timeline of the database is %d and was %d: a standby was promoted or a backup "
+                "was restored. The cache of shared topics is dropped",
                 timeline,
                 self._timeline,
             )
@@ -336,7 +335,7 @@ class SharedTopics:
         while True:
             await self._news.wait()
             self._news.clear()
-            with suppress(Unavailable):  # the others look again when they are connected again
+            with suppress(Unavailable):  # other brokers read the catalog when they reconnect
                 await self._notify()
             await asyncio.sleep(NOTIFY_SECONDS)
 
@@ -352,7 +351,7 @@ class SharedTopics:
             self._notices.add(1, "sent")
 
     def _heard(self, payload: str | None) -> None:
-        if payload is None:  # connected, or connected again: anything may have happened
+        if payload is None:  # connected: notices may have been lost
             self._look.set()
             return
         broker, changed, ends = json.loads(payload)
@@ -369,7 +368,7 @@ class SharedTopics:
                 self._reached(shared, end)
 
     def _reached(self, shared: SharedLog, end: int) -> None:
-        """Another broker has appended. For those who watch, it is loaded now."""
+        """Note that another broker has appended. If the log is watched, load the records."""
         if end <= shared.next_offset:
             return
         if not shared.watched:
@@ -385,7 +384,7 @@ class SharedTopics:
             while (end := self._behind.pop(shared.log_id, 0)) > shared.next_offset:
                 await shared.catch_up(end)
         except (PenstockError, asyncpg.PostgresError) as error:
-            log.info("topic %s: others' records come with the next look: %s", shared.name, error)
+            log.info("topic %s: new records will be read at the next poll: %s", shared.name, error)
         finally:
             del self._catching_up[shared.log_id]
 
@@ -398,7 +397,7 @@ class SharedTopics:
             try:
                 rows = await self.calls.ends(watched)
             except (Unavailable, asyncpg.PostgresError):
-                continue  # the next look
+                continue  # until the next poll
             for row in rows:
                 shared = self._by_id.get(row["id"])
                 if shared is not None:
@@ -407,14 +406,16 @@ class SharedTopics:
                 self._look.set()
 
     async def scrub(self) -> AsyncIterator[tuple[int, list[Finding]]]:
-        """Check all logs, if this broker is the one that moves; bytes and findings of each row."""
+        """Check all logs, if this broker runs the mover. Yield bytes and findings."""
         for row in await self.calls.logs() if self.mover.holding else []:
             report = report_of(row)
             async for size in check(row["id"], report, self._database.browse, self._fetch):
-                found, report.findings = report.findings, []
-                for one in found:
-                    log.error("topic %s: %s: %s (scrub)", report.topic, one.file, one.what)
-                yield size, found
+                findings, report.findings = report.findings, []
+                for finding in findings:
+                    log.error(
+                        "topic %s: %s: %s (scrub)", report.topic, finding.file, finding.what
+                    )
+                yield size, findings
 
     # Objects
 

@@ -1,10 +1,9 @@
-"""Groups on shared topics: committed offsets and leases are in PostgreSQL, so that every broker
-serves every group.
+"""Groups on shared topics: offsets and leases in PostgreSQL, so that every broker serves them all.
 
-A group of Kafka's clients has a coordinator, which knows its members. A row says which broker that
-is; it moves when that broker is not there any more. Members are not stored: they join again. Each
-move has a new epoch, and a commit of members names it, so that a broker that was frozen and is back
-cannot commit for members that work elsewhere.
+A group of Kafka clients has a coordinator: the broker that knows its members. A row names it.
+When that broker is gone, another one becomes coordinator and the members join again. Each change
+increments the epoch, and a commit for members carries the epoch: a broker that was frozen cannot
+commit for members that have moved to another coordinator.
 """
 
 import time
@@ -47,7 +46,7 @@ DELETE = """
 
 
 class NotCoordinator(Conflict):
-    """Another broker coordinates this group by now."""
+    """Another broker has become the coordinator of this group."""
 
 
 class SharedLease(NamedTuple):
@@ -75,7 +74,7 @@ class SharedGroups:
     # Leases
 
     async def lease(self, group: str, log: SharedLog, member: str, most: int) -> SharedLease | None:
-        """A piece of the log for this member alone; None when there is nothing to hand out now."""
+        """Lease a range of the log to this member. Return None if there is nothing to lease."""
         check_name(group, "group")
         lease = uuid7()
         [row] = await self._database.fetch(
@@ -91,7 +90,7 @@ class SharedGroups:
     async def lease_within(
         self, seconds: float, group: str, log: SharedLog, member: str, most: int
     ) -> SharedLease | None:
-        """The same, but wait so long for something to hand out."""
+        """Lease a range, and wait up to `seconds` for one."""
         deadline = time.monotonic() + seconds
         while (lease := await self.lease(group, log, member, most)) is None:
             left = deadline - time.monotonic()
@@ -101,7 +100,7 @@ class SharedGroups:
         return lease
 
     async def complete(self, lease_id: str) -> int:
-        """The range is processed; the committed offset after it. Conflict: the lease was lost."""
+        """Complete the lease and return the committed offset. Raises Conflict if it was lost."""
         [row] = await self._database.fetch("SELECT shared_complete($1) AS done", _uuid(lease_id))
         if row["done"] is None:
             raise _lost(lease_id)
@@ -109,7 +108,7 @@ class SharedGroups:
         return done
 
     async def renew(self, lease_id: str) -> SharedLease:
-        """Another full lease time for a member that is still at work."""
+        """Extend the lease by a full lease time from now."""
         rows = await self._database.read(RENEW, _uuid(lease_id), self._lease_time)
         if not rows:
             raise _lost(lease_id)
@@ -119,11 +118,11 @@ class SharedGroups:
         return SharedLease(lease_id, *piece, expires, row["group_name"], "", row["member"])
 
     async def leave(self, group: str, log: SharedLog, member: str) -> int:
-        """Give back all that this member holds; how many ranges that were."""
+        """Release all leases of a member. Return how many."""
         return len(await self._database.read(LEAVE, group, log.log_id, member))
 
     async def held(self, group: str, log: SharedLog) -> list[Any]:
-        """Rows of the ranges that members hold."""
+        """Return the rows of the leases that have not expired."""
         return await self._database.browse(HELD, group, log.log_id)
 
     # Committed offsets
@@ -134,8 +133,9 @@ class SharedGroups:
         positions: Sequence[tuple[SharedLog, int, str]],
         coordinator: tuple[int, int] | None = None,
     ) -> set[str]:
-        """Set where the group resumes on these logs, with a note each; the labels of those for
-        which that was done. `coordinator`: for members of it, the node and its epoch.
+        """Commit offsets with a note each. Return the labels of the logs that were committed.
+
+        `coordinator` is the node and epoch on whose behalf members commit.
         """
         check_name(group, "group")
         node, epoch = coordinator or (None, None)
@@ -154,12 +154,12 @@ class SharedGroups:
     async def commit_one(self, group: str, log: SharedLog, offset: int) -> None:
         if not await self.commit(group, [(log, offset, "")]):
             await log.refresh()
-            raise InvalidOffset(f"offset {offset} lies outside 0 to {log.next_offset}")
+            raise InvalidOffset(f"offset {offset} is not between 0 and {log.next_offset}")
 
     async def positions(
         self, group: str | None = None, log: SharedLog | None = None
     ) -> list[SharedPosition]:
-        """Where groups are: all of them, or one, or those on one log."""
+        """Return the positions of all groups, of one group, or of the groups on one log."""
         rows = await self._database.browse(POSITIONS, group, log.log_id if log else None)
         return [
             SharedPosition(
@@ -172,7 +172,7 @@ class SharedGroups:
         ]
 
     async def delete(self, group: str, log: SharedLog | None = None) -> None:
-        """Forget the group, altogether or on one log."""
+        """Delete the group, on all logs or on one."""
         if not await self._database.read(DELETE, group, log.log_id if log else None):
             raise NotFound(f"group {group!r} does not exist")
 
@@ -181,7 +181,7 @@ class SharedGroups:
     async def coordinator(
         self, group: str, suggested: int, alive: Sequence[int]
     ) -> tuple[int, int]:
-        """The node that coordinates the group, and its epoch; `suggested` if none of `alive`."""
+        """Return the group's coordinator and epoch. If it is not `alive`, appoint `suggested`."""
         [row] = await self._database.read(
             "SELECT * FROM shared_coordinate($1, $2, $3)", group, suggested, alive
         )
@@ -197,5 +197,5 @@ def _uuid(lease_id: str) -> UUID:
 
 def _lost(lease_id: str) -> Conflict:
     return Conflict(
-        f"lease {lease_id} is no longer held: it ran out and was taken back, or was completed"
+        f"lease {lease_id} does not exist any more: it has expired, or it was completed"
     )

@@ -1,7 +1,7 @@
 """Issue tokens, for `penstock token`.
 
-The `Verifier` of the same settings checks a token before it is returned. A token for the wrong key,
-audience or claim is an error here, not a 401 at the broker.
+The `Verifier` of the same settings checks each token, so that a wrong key, audience or claim is an
+error here and not a 401 at the broker.
 """
 
 import time
@@ -21,7 +21,7 @@ from penstock.wire.auth.verifier import UnknownKey, Verifier
 
 ALGORITHMS = {RSAPrivateKey: "RS256", EllipticCurvePrivateKey: "ES256", Ed25519PrivateKey: "EdDSA"}
 NO_SECRET = (
-    "there is no auth.secret to sign with: name the broker's configuration (-c FILE, JWT_SECRET), "
+    "there is no auth.secret to sign with: pass the broker's configuration (-c FILE, JWT_SECRET), "
     "or the key of its auth.public_key (--private-key FILE). A new secret: openssl rand -hex 32"
 )
 
@@ -48,11 +48,11 @@ def issue(
         claims["aud"] = settings.audience
     if pem is None and not settings.secret:
         raise ConfigError(NO_SECRET)
-    verifier = Verifier(settings, Metrics())  # first: it refuses keys that are too weak
+    verifier = Verifier(settings, Metrics())  # first, because it refuses weak keys
     token = _signed(claims, settings.secret.encode() if pem is None else pem, pem is not None)
     try:
         identity = verifier.identify(token)
-    except UnknownKey:  # of an identity provider, which only a running broker calls
+    except UnknownKey:  # an identity provider's key, which only a running broker fetches
         return token
     except Unauthorized as error:
         raise ConfigError(
@@ -69,7 +69,7 @@ def _signed(claims: dict[str, object], key: bytes, private: bool) -> str:
     try:
         material = load_pem_private_key(key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"this is not a private key without a password (PEM): {error}") from None
+        raise ConfigError(f"a private key in PEM without a password is needed: {error}") from None
     for kind, algorithm in ALGORITHMS.items():
         if isinstance(material, kind):
             return jwt.encode(claims, key, algorithm)

@@ -1,11 +1,11 @@
 """Forward requests to another broker process over a Unix socket.
 
 When several worker processes share the port, a topic request may reach a process that does not own
-the topic logs. It forwards the request unchanged (target, headers, body), and the answer too: a
-short one whole, a long or endless one (server-sent events) piece by piece, so that a slow client
-slows the owner down. If the client disconnects, the connection to the owner is closed.
+the topic logs. It forwards the request (target, headers, body) and the answer unchanged. A short
+answer is forwarded whole. A long or endless one (server-sent events) is streamed, so that a slow
+client slows the owner down. If the client disconnects, the connection to the owner is closed.
 
-A request that failed half-way is not sent again: the owner may have acted on it. The client gets
+A request that failed half-way is not retried, since the owner may have executed it. The client gets
 503.
 """
 
@@ -35,7 +35,7 @@ _HOP_BY_HOP = frozenset(
 )
 # not forwarded: the owner gets the address that this process sees
 _NOT_FORWARDED = _HOP_BY_HOP | {CLIENT_HEADER.encode()}
-# this server writes these itself
+# this server sets these
 _OURS = frozenset((b"date", b"content-type", b"access-control-allow-origin"))
 _MAX_IDLE = 256  # connections
 _MAX_WAITING_BYTES = 256 << 10
@@ -48,9 +48,7 @@ def forward_to(path: Path) -> Handler:
 
 
 def owner_settings(settings: Settings) -> Settings:
-    """Return the settings of the owner's Unix socket: the forwarding process has applied the
-    limits.
-    """
+    """Return the settings of the owner's Unix socket. Limits apply in the forwarding process."""
     return replace(
         settings,
         ssl_cert_path=None,
@@ -138,14 +136,14 @@ class _Upstream(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set by connection_made
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[tuple[bytes, bytes]] = []
-        self._complete_head = False  # of the answer: it is in `_headers`
+        self._complete_head = False  # the head of the answer is in `_headers`
         self._complete = False  # the whole answer has arrived
-        self._pieces: list[bytes] = []  # of the body, not taken yet
+        self._pieces: list[bytes] = []  # of the body, not forwarded yet
         self._waiting = 0  # bytes in `_pieces`
-        self._paused = False  # reading, because too much waits
-        self._progress: asyncio.Future[None] | None = None  # resolved when anything has arrived
-        self._serving: Request | None = None  # until its answer was taken whole
-        self.usable = True  # False once the connection has ended or was cut
+        self._paused = False  # reading is paused: too many bytes wait
+        self._progress: asyncio.Future[None] | None = None  # resolved when data arrives
+        self._serving: Request | None = None  # until its whole answer is forwarded
+        self.usable = True  # False when the connection has ended
 
     def send(self, request: Request) -> None:
         self._serving = request
@@ -202,7 +200,7 @@ class _Upstream(asyncio.Protocol):
         self._transport.abort()
         self._notify()
 
-    # From the transport and the parser
+    # Callbacks of the transport and the parser
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

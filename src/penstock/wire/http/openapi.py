@@ -1,8 +1,7 @@
-"""The OpenAPI 3.1 document of the routes, from the same msgspec types that decode their queries and
-bodies.
+"""Build the OpenAPI 3.1 document of the routes from the msgspec types of their queries and bodies.
 
-`document(routes)` is the document; `DocsApi` serves it at `/openapi.json`. It is made at the first
-request, when all routes are there, and kept. The Console's page `docs.html` shows it to people.
+`DocsApi` serves it at `/openapi.json`. It is built at the first request, when all routes exist, and
+cached. The Console shows it on `docs.html`.
 """
 
 import re
@@ -36,9 +35,7 @@ _ERROR = {
 
 
 def document(routes: Iterable[HttpRoute], guard: TokenGuard | None = None) -> dict[str, Any]:
-    """`guard` is what asks for tokens, when authentication is on: then operations name what they
-    need.
-    """
+    """Build the document. With a `guard`, operations name the role that they need."""
     shown = [route for route in routes if not route.hidden and route.method != ANY]
     kinds = [
         kind
@@ -58,7 +55,7 @@ def document(routes: Iterable[HttpRoute], guard: TokenGuard | None = None) -> di
             schemas[id(kind)] = {"anyOf": [schemas[id(one)] for one in _alternatives(kind)]}
     components["Error"] = _ERROR
     for noun in ALIASES:
-        if noun.__name__ in components:  # its fields have other names beside theirs
+        if noun.__name__ in components:  # its fields have aliases
             components[noun.__name__]["additionalProperties"] = True
     paths: dict[str, dict[str, Any]] = {}
     for one in shown:
@@ -70,7 +67,7 @@ def document(routes: Iterable[HttpRoute], guard: TokenGuard | None = None) -> di
             operation |= {"security": [{"token": []}], "x-role": role_of(one).title}
     only_queries = {ref_name(schemas[id(one.query)]) for one in shown if one.query is not None}
     for name in only_queries - _referenced(paths):
-        components.pop(name, None)  # shown as parameters, needed nowhere else
+        components.pop(name, None)  # shown as parameters, not referenced
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": __version__},
@@ -85,7 +82,7 @@ def _has_schema(kind: Any) -> bool:
 
 
 def _alternatives(kind: Any) -> tuple[Any, ...]:
-    """The members of a union of structs, which msgspec only knows how to describe one by one."""
+    """Return the members of a union of structs: msgspec describes only single structs."""
     members = get_args(kind) if get_origin(kind) is UnionType else ()
     structs = [one for one in members if isinstance(one, type) and issubclass(one, msgspec.Struct)]
     return members if len(structs) > 1 else (kind,)
@@ -96,7 +93,7 @@ def ref_name(schema: dict[str, Any]) -> str:
 
 
 def _referenced(value: Any) -> set[str]:
-    """The names of all components that `value` points to directly."""
+    """Return the names of all components that `value` refers to directly."""
     if isinstance(value, dict):
         names = {ref_name(value)} if "$ref" in value else set()
         return names.union(*map(_referenced, value.values()))
@@ -154,7 +151,7 @@ def _operation(
 
 
 def _add_example(content: dict[str, Any], example: Any) -> None:
-    """To a body or an answer in JSON, the one that was recorded."""
+    """Add the recorded example to a JSON body or answer."""
     if "application/json" in content and example is not None:
         content["application/json"]["example"] = example
 
@@ -191,7 +188,7 @@ def _problem(route: HttpRoute) -> dict[str, Any]:
 
 
 class DocsApi:
-    """`/openapi.json` for everything the router has by the time someone asks."""
+    """Serves `/openapi.json` for all routes of the router."""
 
     tag = ""
 

@@ -6,8 +6,7 @@ parameters, parameters over the rest; a path that matches but lacks the method f
 next candidate. All of them are in one tree of segments. The endpoint is kept with the cached head,
 so this runs once per distinct request head.
 
-Everything is an BoundRoute, also "not found" and "method not allowed": the protocol only ever calls
-one.
+Every answer comes from a BoundRoute, also "not found" and "method not allowed".
 
 An API is a class with a `tag` whose methods carry their routes, and `routes_of` collects them:
 
@@ -25,7 +24,7 @@ parameters of the path; what may be missing is `| None`. What it returns is writ
 an empty answer, and a Response goes out as it is. A method that takes only the request and returns
 a Response is called directly: the routes that messages take are such.
 
-Where one call of an engine answers an operation, there is no method: `calling` makes the route.
+`calling` makes the route of an operation that one call of an engine answers.
 
 A misspelt property fails at import. Only the class itself is looked at: APIs do not inherit from
 each other. The list of all paths in one place is `/openapi.json`.

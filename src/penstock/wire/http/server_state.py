@@ -1,4 +1,4 @@
-"""State that all connections of one server share: settings, routes, metrics."""
+"""State shared by all connections of a server: settings, routes, metrics."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ class HttpLimits(NamedTuple):
 
 
 class OpenConnection(Protocol):
-    """A connection, as far as its server needs it."""
+    """The methods of a connection that its server calls."""
 
     def sweep(self, now: float, slack: float) -> None: ...
 
@@ -63,7 +63,7 @@ class ServerState:
         # a body below this size is neither compressed nor too large to copy
         self.simple_below = min(JOINED_BYTES, settings.compress_from or JOINED_BYTES)
         self.connections: set[OpenConnection] = set()
-        self.running: set[asyncio.Future[Any]] = set()  # handlers, also those without a client
+        self.running: set[asyncio.Future[Any]] = set()  # handlers, even if the client has gone
         self.draining = False  # close each connection after the request in flight
         self.drained = asyncio.Event()  # set when the last connection has closed
         self.now = 0.0  # the loop's time as of the last sweep

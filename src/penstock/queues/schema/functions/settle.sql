@@ -12,7 +12,7 @@
 -- A broker that remembers a lease which it delivered, and gets all of its messages completed, says so for that run; the arrays
 -- are NULL when there is no such run:
 --   p_group_ids, p_versions, p_lasts    the group's number, the version that the cursor had then, and the last message's number
---   p_times                   when the messages were created, parallel to p_transactions
+--   p_times                   when the messages were created, in seconds since 1970 as `take` returned it, parallel to p_transactions
 -- Returns a row for the runs that were completed by their version, and one for each other run:
 --   runs              which runs, from 1
 --   more              parallel to runs; false: nothing is left for the group in this partition, so that no pop has to poll
@@ -31,7 +31,7 @@ CREATE TYPE settled AS (
 CREATE FUNCTION settle(
   p_starts int[], p_partitions bigint[], p_groups text[], p_leases uuid[], p_statuses text[], p_errors text[],
   p_transactions text[], p_group_ids int[] DEFAULT NULL, p_versions bigint[] DEFAULT NULL, p_lasts bigint[] DEFAULT NULL,
-  p_times timestamptz[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL, p_limits int[] DEFAULT NULL
+  p_times double precision[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL, p_limits int[] DEFAULT NULL
 ) RETURNS SETOF settled LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET max_parallel_workers_per_gather = 0
@@ -61,8 +61,8 @@ BEGIN
        WHERE l.lease_id = w.lease_id AND l.partition_id = w.partition_id AND l.group_id = w.group_id
     ), counted AS (
       INSERT INTO tally_log (queue_id, group_id, consumed, done, bucket, counts)
-      SELECT w.queue_id, w.group_id, count(*), count(*), latency_bucket(t - max(x.at)),
-             CASE WHEN count(*) > 1 THEN latency_counts(array_agg(x.at ORDER BY x.at), t) END
+      SELECT w.queue_id, w.group_id, count(*), count(*), latency_bucket(t - to_timestamp(max(x.at))),
+             CASE WHEN count(*) > 1 THEN latency_counts(array_agg(to_timestamp(x.at) ORDER BY x.at), t) END
         FROM moved w CROSS JOIN LATERAL unnest(p_times[w.start + 1 : w.stop]) x (at) GROUP BY 1, 2
     )
     SELECT array_agg(w.run::int), array_agg(w.more) INTO r.runs, r.more FROM moved w;

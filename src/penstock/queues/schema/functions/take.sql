@@ -28,7 +28,7 @@ CREATE TYPE taken AS (
   seqs         bigint[],          -- parallel, in the order of the partition; traces, producers, keys and headers are NULL
   transactions text[],            -- when no message has one
   traces       uuid[],
-  times        timestamptz[],
+  times        double precision[],  -- when they were created, in seconds since 1970: the driver encodes timestamps slowly
   producers    text[],
   keys         text[],
   payloads     bytea[],

@@ -1,6 +1,4 @@
-"""Pipelines report here, and operators see what runs, how far behind it is and what went wrong
-last.
-"""
+"""Pipelines over HTTP: reports of running pipelines, their status, and topic maintenance."""
 
 from penstock.contract import operations
 from penstock.contract.operation import Audited

@@ -1,7 +1,7 @@
-"""Push, the route producers live on.
+"""Push messages over HTTP.
 
-Payloads pass through as bytes: a push slices them out of the body and nobody looks inside. It goes
-through the buffer, which stands in front of the database.
+Payloads are sliced out of the body as bytes and are never decoded. A push goes through the buffer,
+which stores messages in the database or in files.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ from penstock.wire.http.routes import serves
 
 MAX_BUFFER_MS = 3_600_000
 _encode = msgspec.json.Encoder().encode
-ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # an outcome that is the answer as it is
+ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # these outcomes are encoded as they are
 read_push = body_decoder(PushBody, strict=StrictPushBody)
 
 
 class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """An item that waits in the buffer, or was not taken at all."""
+    """The answer for an item that is in the buffer, or that was rejected."""
 
     index: int
     status: str
@@ -72,7 +72,7 @@ class PushesApi:
 
 
 def received(items: Sequence[PushItem], producer: str | None = None) -> list[Item]:
-    """The items of a request, finished in place. `producer` is who the token says."""
+    """Fill in defaults of the items in place. `producer` is the subject of the token."""
     if producer is not None:
         for item in items:
             item.producer = producer  # type: ignore[assignment]
@@ -94,7 +94,7 @@ def received(items: Sequence[PushItem], producer: str | None = None) -> list[Ite
 
 
 def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | None:
-    """When an item is due, if not now."""
+    """Return when an item is due; None: now."""
     if delay is None:
         return None if deliver_at is None else time_field(deliver_at, "deliverAt")
     if deliver_at is not None:
@@ -105,19 +105,19 @@ def due_of(delay: float | None, deliver_at: str | None) -> float | datetime | No
 
 
 async def push_later(buffer: Buffer, body: PushBody, items: list[Item]) -> Response:
-    """QoS 0: one answer for all, as soon as they are written to a file."""
+    """Push with QoS 0: answer as soon as all items are written to a file."""
     if body.buffer_ms is not None and not 0 <= body.buffer_ms <= MAX_BUFFER_MS:
         raise InvalidRequest(f"bufferMs must be between 0 and {MAX_BUFFER_MS}")
     if body.buffer_max is not None and body.buffer_max < 1:
         raise InvalidRequest("bufferMax must be at least 1")
     results = await buffer.push(items, body.buffer_ms, body.buffer_max)
     if any(result.status == "full" for result in results):
-        return push_answer(items, results)  # the disk has no room: it went to the database at once
+        return push_answer(items, results)  # the disk is full: they went to the database
     return json_response(Later(True, True, buffer.healthy), 201)
 
 
 def push_answer(items: Sequence[Item], results: Sequence[ItemOutcome]) -> Response:
-    """201, or 429 when something did not fit: then the results stand beside the error."""
+    """Return 201, or 429 with all results if a queue was full."""
     if {result.status for result in results} <= ENCODES_ITSELF:
         return Response(201, _encode(results))
     answers = push_answers(items, results)
@@ -132,7 +132,7 @@ def push_answer(items: Sequence[Item], results: Sequence[ItemOutcome]) -> Respon
 def push_answers(
     items: Sequence[Item], results: Sequence[ItemOutcome]
 ) -> list[ItemOutcome | NotQueued]:
-    """What each item gets."""
+    """Return the answer for each item."""
     return [_answer(item, result) for item, result in zip(items, results, strict=True)]
 
 

@@ -35,8 +35,8 @@ class GroupTimesQuery(Struct, frozen=True):
 
 
 class GroupMinute(Struct):
-    """A topic group in one minute. Latency, from append to commit, is counted in the buckets of
-    `penstock.protocol.latency`.
+    """A topic group in one minute. `penstock.protocol.latency` defines the buckets, which count the
+    latency from append to commit.
     """
 
     time: str
