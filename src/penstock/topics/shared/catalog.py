@@ -412,9 +412,7 @@ class SharedTopics:
             async for size in check(row["id"], report, self._database.browse, self._fetch):
                 findings, report.findings = report.findings, []
                 for finding in findings:
-                    log.error(
-                        "topic %s: %s: %s (scrub)", report.topic, finding.file, finding.what
-                    )
+                    log.error("topic %s: %s: %s (scrub)", report.topic, finding.file, finding.what)
                 yield size, findings
 
     # Objects
