@@ -1,23 +1,22 @@
-"""Moves events from files into the database, each exactly once and none in the way of another.
+"""Replay buffered events from files into the database, each exactly once.
 
-Insert is the engine's push: it de-duplicates by transaction id, so replaying a file from its
-beginning after a crash inserts only what is missing. What comes back decides what happens to an
-event:
+Events are inserted with the engine's push, which de-duplicates by transaction id. Replaying a file
+again after a crash therefore inserts only the missing events. One bad event does not block others.
+The engine's answer decides what happens to an event:
 
-| the engine says                 | the event                                                    |
+| the engine's answer             | the event                                                    |
 |---------------------------------|--------------------------------------------------------------|
 | queued, duplicate               | is in the database                                           |
 | full (`maxSize`)                | is set aside in failed/ and tried again                      |
-| refused for its content         | is set aside in failed/, once halving has left it alone      |
+| refused for its content         | is set aside in failed/, after halving has isolated it       |
 | no key for an encrypted queue   | is set aside in failed/ and tried again                      |
-| a sealed payload does not open  | is set aside in failed/, raw                                 |
-| busy (its disk is full, a lock) | stays: as if the database were down, it is not to blame      |
-| unavailable, the database is up | is halved like above; the engine has tried it a few times    |
+| a payload cannot be decrypted   | is set aside in failed/, raw                                 |
+| busy (its disk is full, a lock) | stays, as if the database were down                          |
+| unavailable, the database is up | is isolated by halving; the engine has retried a few times   |
 | unavailable, the database down  | stays: replay begins again when the database is back         |
 
-A file is deleted after its last event is in the database or durably in failed/. A file that the
-disk will not read is moved to quarantine/ as it is after a few tries: what comes after it has
-waited long enough.
+A file is deleted after its last event is in the database or durably in failed/. If the disk cannot
+read a file after a few tries, it is moved to quarantine/ unchanged, so that later files proceed.
 """
 
 import asyncio
@@ -61,23 +60,23 @@ RATE_SECONDS = 10.0
 
 
 class GivenUp(Exception):
-    """An event that the database, though it is up, did not take however often it was asked."""
+    """The database is up, but did not store the event after several attempts."""
 
 
-# what says "this will not do" of an event's content
+# Errors that blame the content of an event.
 REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, Damaged, ValueError, GivenUp)
 
 
 @dataclass(slots=True)
 class Leftovers:
-    """What a replay could not store."""
+    """The events that a replay could not store."""
 
     refusals: list[RefusedEvent] = field(default_factory=list)
-    unreadable: int = 0  # pieces of the file that are not events
+    unreadable: int = 0  # parts of the file that are not events
 
 
 class Progress:
-    """How far a recovery is: logged every few thousand events and shown in the status."""
+    """The progress of a recovery, logged every few thousand events and shown in the status."""
 
     def __init__(self, what: str, total: int) -> None:
         self.what, self.total, self.done, self._logged = what, total, 0, 0
@@ -93,7 +92,7 @@ class Progress:
 
 
 class BufferReplay:
-    """Inserts events and whole files of events."""
+    """Insert events and whole files of events."""
 
     def __init__(
         self,
@@ -141,8 +140,8 @@ class BufferReplay:
         return sum(events for _, events in self._recent) / max(now - self._recent[0][0], 0.1)
 
     async def file(self, file: BufferFile, committed: Callable[[int], None]) -> None:
-        """Replay one complete file and delete it; `committed(n)` as events are stored.
-        StorageFailed until the disk has failed so often that the file is set aside.
+        """Replay one complete file and delete it. Call `committed(n)` as events are stored.
+        Raise StorageFailed if the disk fails; after the last attempt, set the file aside.
         """
         left = Leftovers()
         try:
@@ -171,7 +170,7 @@ class BufferReplay:
                 log.info("%s replay complete, deleted file %s", title, file.name)
 
     async def finish(self, file: BufferFile, refusals: list[RefusedEvent]) -> None:
-        """All events of a file are stored but for the refused ones: set those aside, delete it."""
+        """Set the refused events of a file aside and delete the file: all others are stored."""
         await self._storage.in_pool(self._finish, file, refusals)
         if refusals:
             self.refused.add(len(refusals), file.name.kind)
@@ -194,7 +193,7 @@ class BufferReplay:
         )
 
     async def failed_file(self, file: FailedFile) -> None:
-        """Try the events of a file in failed/ again."""
+        """Retry the events of a file in failed/."""
         left = Leftovers()
         refusals = left.refusals
         steps = self._insert_all(file, f"{FAILED}_{file.name}", left)
@@ -209,7 +208,7 @@ class BufferReplay:
             self._failed.postpone(self._failed.files[str(file.name)])
 
     async def _insert_all(self, file: BufferFile, name: str, left: Leftovers) -> AsyncIterator[int]:
-        """Insert the events of a file, and set aside as `name` what is none; how many at a time."""
+        """Insert the events of a file and yield counts. Set lines that are not events aside."""
         file.done = 0
         bad: list[bytes] = []
         steps = windows(self._fs, file.path)
@@ -225,7 +224,7 @@ class BufferReplay:
                 await self._storage.in_pool(self._quarantine, name, window, bad)
 
     async def insert(self, items: list[Item], kind: Kind) -> list[RefusedEvent]:
-        """Store the items in order; those refused come back. Unavailable when it is down."""
+        """Store the items in order. Return the refused ones. Raise Unavailable if it is down."""
         outcomes = await halving(
             items, self._push, REFUSED, lambda item, e: RefusedEvent(item, str(e))
         )
@@ -261,7 +260,7 @@ class BufferReplay:
             raise
 
     async def _throttle(self, events: int) -> None:
-        """Leave room for live pushes: a pause every thousand events, and a rate if one is set."""
+        """Leave capacity for live pushes: pause every thousand events, and keep to a set rate."""
         if self._settings.replay_rate:
             await asyncio.sleep(events / self._settings.replay_rate)
         self._unpaused += events
@@ -277,7 +276,7 @@ class BufferReplay:
             self._failed.write(file.name, refusals)
         self._fs.remove(file.path)
         if file.name.kind == "failover":
-            # or a power cut brings the file back when its messages are long gone
+            # otherwise a power cut could bring the file back after its messages are deleted
             self._fs.sync_dir(self._directory)
 
     def _quarantine(self, name: str, window: Window, bad: list[bytes]) -> None:
@@ -300,7 +299,7 @@ class BufferReplay:
 
 
 def batches(items: list[Item], most: int) -> Iterator[list[Item]]:
-    """The items in order, at most so many and so many bytes at a time."""
+    """Split the items, in order, into batches of bounded count and size."""
     start = size = 0
     for end, item in enumerate(items):
         size += len(item.payload)
