@@ -121,7 +121,7 @@ def init(file: Path = Path("pipeline.yaml"), /, *, name: str = "big-orders") -> 
     :param name: Name of the pipeline.
     """
     if file.exists():
-        raise PenstockError(f"{file} exists already")
+        raise PenstockError(f"{file} already exists")
     file.write_text(TEMPLATE.format(name=name, file=file))
     print(f"wrote {file}; next: penstock pipeline validate {file}")
 

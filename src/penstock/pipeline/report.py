@@ -101,5 +101,5 @@ class Heartbeat:
             self.stop_wanted |= isinstance(answer, dict) and bool(answer.get("stop"))
         except PenstockError as error:
             if not self._warned:
-                log.warning("the broker does not take this pipeline's status: %s", error)
+                log.warning("the broker does not accept this pipeline's report: %s", error)
                 self._warned = True

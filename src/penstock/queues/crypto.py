@@ -115,7 +115,7 @@ class EncryptionKeys:
             return cipher.decrypt(stored[:NONCE], stored[NONCE:], context)
         except (InvalidTag, ValueError):  # ValueError: the nonce is cut short
             raise Damaged(
-                f"a message encrypted with key '{key_id}' does not open: wrong key or damaged bytes"
+                f"a message cannot be decrypted with key '{key_id}': wrong key or damaged bytes"
             ) from None
 
 

@@ -93,7 +93,7 @@ class PostgresTarget(Target):
         if files and not stored:
             raise ConfigError(
                 f"destination.url names files of the broker ({', '.join(sorted(files))}): "
-                "a route that needs them belongs into the broker's configuration"
+                "a route that needs them belongs in the broker's configuration"
             )
         return self
 

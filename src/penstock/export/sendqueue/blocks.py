@@ -249,7 +249,7 @@ class ChunkReader:
             try:
                 length = block_length(data, at)
                 if length > end - place:
-                    raise Damaged("the length leads out of the chunk")
+                    raise Damaged("the length exceeds the chunk")
                 if len(data) - at < length:
                     size = max(length, min(READ_BYTES, end - place))
                     data, data_at, at = self.read_at(chunk, place, size), place, 0

@@ -194,7 +194,7 @@ class FastQueue:
         return dropped, records
 
     def _oldest_returned(self) -> Block | None:
-        """Return the first returned block, if it is the oldest of all."""
+        """Pop the first returned block, if it is the oldest of all."""
         if not self._returned:
             return None
         first = self._backlog.first_sequence

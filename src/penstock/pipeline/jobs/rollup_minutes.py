@@ -86,7 +86,7 @@ class Catalog:
 def topic_minutes(
     spark: Any, broker: str, token: str | None, names: list[str], since: datetime, until: datetime
 ) -> Any:
-    """Return a row for every minute with an append to a topic."""
+    """Return a frame with a row for every minute with an append to a topic."""
     options = {
         "broker": broker,
         "token": token or "",
@@ -111,7 +111,7 @@ def topic_minutes(
 def queue_minutes(
     spark: Any, postgres: Postgres, catalog: Catalog, since: datetime, until: datetime, tasks: int
 ) -> Any:
-    """Return a row per queue, and per group, for every minute with a change."""
+    """Return a frame with a row per queue and per group for every minute with a change."""
     levels = levels_now(postgres, catalog)
     history = postgres_frames.read(spark, postgres, history_queries(catalog, since), HISTORY)
     stored = postgres_frames.read(

@@ -59,7 +59,7 @@ class QueueStatusPage(msgspec.Struct):
 class QueueTotals(msgspec.Struct):
     """Sums over queues."""
 
-    name: str  # of the namespace or task that the queues share
+    name: str  # the namespace or task of the queues; "" for other sums
     queues: int = 0
     partitions: int = 0
     counts: QueueCounts = msgspec.field(default_factory=lambda: _no_counts())

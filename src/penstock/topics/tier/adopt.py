@@ -93,7 +93,7 @@ class AdoptReport(msgspec.Struct, kw_only=True):
         ]
         if self.state_at is None:
             lines.append(
-                "the tier has no state: groups start over, and nobody knows how much was only on "
+                "the tier has no state: groups start over, and it is unknown how much was only on "
                 "the lost machine"
             )
         elif not self.clean:

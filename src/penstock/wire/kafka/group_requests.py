@@ -51,7 +51,8 @@ class GroupRequests:
     async def _coordinator(self, group: str) -> tuple[int, int | None]:
         """Return the node that coordinates a group, and its epoch.
 
-        It is this broker if the group has committed on local topics or the database is unavailable.
+        This broker proposes itself if the group has committed on its local topics, and coordinates
+        every group while the database is unavailable.
         """
         nodes, shared = self._node.nodes, self._groups.shared
         if nodes is None or shared is None or not self._topics.has_shared:

@@ -65,7 +65,7 @@ def _token(mechanism: str, data: bytes) -> str:
     if mechanism == PLAIN:  # [authorization id] NUL user NUL password
         parts = data.split(b"\0")
         if len(parts) != 3:
-            raise Unauthorized("PLAIN has a user and a password")
+            raise Unauthorized("PLAIN needs a user and a password")
         return parts[2].decode()
     for part in data.split(b"\x01"):  # n,,^Aauth=Bearer <token>^A^A
         name, _, value = part.partition(b"=")
