@@ -4,7 +4,7 @@ Events are inserted by the engine's push, which recognises duplicates by their t
 a replay that starts again after a crash inserts only what is missing. The outcome decides what
 happens to an event:
 
-| the engine says                 | the event                                                    |
+| the engine's answer             | the event                                                    |
 |---------------------------------|--------------------------------------------------------------|
 | queued, duplicate               | is in the database                                           |
 | full (`maxSize`)                | goes to failed/ and is tried again                           |
@@ -69,10 +69,10 @@ REFUSED = (InvalidRequest, TooLarge, Full, MissingKey, Damaged, ValueError, Give
 
 @dataclass(slots=True)
 class Leftovers:
-    """What a replay could not store."""
+    """The events that a replay could not store."""
 
     refusals: list[RefusedEvent] = field(default_factory=list)
-    unreadable: int = 0  # pieces of the file that are not events
+    unreadable: int = 0  # parts of the file that are not events
 
 
 class Progress:

@@ -1,16 +1,15 @@
-"""`penstock demo`: fills a running broker with lively example data, so that a Console has something
-to show.
+"""`penstock demo`: fill a running broker with example data for the Console.
 
     penstock serve            # in one terminal
     penstock demo             # in another; then open http://127.0.0.1:6632/
 
-A small shop: queues with several groups, one consumer that is too slow, one whose gateway fails,
-reminders for later, a schedule, a topic with two groups, a route whose destination goes up and
-down, and the reports of three pipelines. Everything has `demo-` in front of its name and is removed
-again at Ctrl-C and SIGTERM, unless `--keep`.
+The data is a small shop: queues with several groups, a consumer that is too slow, a consumer whose
+gateway fails, delayed reminders, a schedule, a topic with two groups, a route whose destination
+goes up and down, and the reports of three pipelines. All names begin with `demo-`. Ctrl-C and
+SIGTERM remove the data, unless `--keep` is given.
 
-It pushes and consumes with the Python client; each other part is a loop of its own that uses the
-HTTP API, which is all that may be reachable. While the broker is away, they wait.
+The Python client pushes and consumes. Each other part is a loop over the HTTP API, because other
+ports may be unreachable. While the broker is unavailable, the loops wait.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ QUEUES: dict[str, dict[str, Any]] = {  # with their options
     "demo-thumbnails": {"ordering": "none", "leaseTime": 60},
     "demo-audit-log": {"ttl": 3600},
 }
-CONSUMERS = (  # address, seconds that a message takes, how many of them fail
+CONSUMERS = (  # address, seconds per message, fraction that fails
     ("demo-orders@billing", 0.002, 0.0),
     ("demo-orders@mail", 0.02, 0.0),
     ("demo-payments@gateway", 0.01, 0.06),
@@ -51,7 +50,7 @@ CONSUMERS = (  # address, seconds that a message takes, how many of them fail
 )
 TOPIC, ROUTE, SCHEDULE = "demo-clicks", "demo-warehouse", "demo-nightly-report"
 PIPELINES = ("demo-enrich-orders", "demo-nightly-rollup", "demo-import-prices")
-GRAPH = [  # of the first pipeline: kind, name, title, inputs
+GRAPH = [  # the first pipeline's: kind, name, title, inputs
     ("source", "orders", "queue demo-orders", []),
     ("source", "customers", "table customers", []),
     ("step", "paid", "", ["orders"]),
@@ -65,14 +64,14 @@ FAILURES = (
     "currency 'XXU' is unknown",
 )
 RETRY_SECONDS = 1.0
-UP_SECONDS, DOWN_SECONDS = 40.0, 20.0  # of the route's destination
-REMINDER_SECONDS = 3600  # that a reminder waits
-ANSWER_SECONDS = 5.0  # that requests under way get when the shop closes
+UP_SECONDS, DOWN_SECONDS = 40.0, 20.0  # cycle of the route's destination
+REMINDER_SECONDS = 3600  # delay of a reminder
+ANSWER_SECONDS = 5.0  # wait for unanswered requests before the cleanup
 NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Radia", "Leslie", "Margaret")
 
 
 class PaymentFailed(Exception):
-    """What a consumer of the demo fails with."""
+    """The error that failing consumers of the demo raise."""
 
 
 class Shop:
@@ -84,10 +83,10 @@ class Shop:
         self._order = 0
         self._chance = random.Random(7)
         self._destination_up = True
-        self._requests: set[asyncio.Future[Any]] = set()  # that are not answered yet
+        self._requests: set[asyncio.Future[Any]] = set()  # not answered yet
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
-        """Send a request, which is not cancelled with its part: `clean_up` waits for it."""
+        """Send a request. Cancelling the caller does not cancel it: `clean_up` waits for it."""
         call = self.brokers.json(Any, method, target, body=body, again=False)
         request = asyncio.ensure_future(call)
         self._requests.add(request)
@@ -101,7 +100,7 @@ class Shop:
         await self.ask("POST", f"/topics/{TOPIC}")
         server = await asyncio.start_server(self._receive, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        with contextlib.suppress(PenstockError):  # from a demo before
+        with contextlib.suppress(PenstockError):  # there is none from an earlier demo
             await self.ask("DELETE", f"/api/v1/routes/{ROUTE}?force=true")
         destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
         body = {"name": ROUTE, "source": {"topic": TOPIC}, "destination": destination}
@@ -154,7 +153,7 @@ class Shop:
         await asyncio.sleep(1)
 
     def _consume(self, address: str, seconds: float, failing: float) -> None:
-        """Consume with a function that takes `seconds`; `failing` of the messages fail."""
+        """Consume with a handler that takes `seconds`; a fraction `failing` of messages fail."""
 
         async def work(message: Message) -> None:
             await asyncio.sleep(seconds)
@@ -179,7 +178,7 @@ class Shop:
         await asyncio.sleep(0.5)
 
     async def _read_topic(self) -> None:
-        """One group follows closely, the other one a good way behind."""
+        """Commit one group close to the end and the other at 90 % of the records."""
         end = (await self.ask("GET", f"/topics/{TOPIC}/next_offset"))["next_offset"]
         groups = f"/topics/{TOPIC}/groups"
         await self.ask("POST", f"{groups}/dashboards/commit", {"offset": max(0, end - 3)})
@@ -193,7 +192,7 @@ class Shop:
         await asyncio.sleep(DOWN_SECONDS)
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The route's destination: takes everything, or nothing."""
+        """Serve the route's destination: accept everything while up, nothing while down."""
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -208,7 +207,7 @@ class Shop:
                 writer.write(b"HTTP/1.1 " + status + b"\r\n" + body + b"\r\n")
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the broker has closed it
+            pass  # the broker closed the connection
         finally:
             writer.close()
 
@@ -239,7 +238,7 @@ class Shop:
             await asyncio.sleep(2)
 
     async def clean_up(self) -> None:
-        """Remove everything. A push that is under way would create its queue again: wait for it."""
+        """Remove the data, after unanswered pushes: a late push would create its queue again."""
         if self._requests:
             await asyncio.wait(self._requests, timeout=ANSWER_SECONDS)
         removals = [f"/api/v1/routes/{ROUTE}?force=true", f"/topics/{TOPIC}"]
@@ -256,7 +255,7 @@ async def _for_ever(part: Callable[[], Awaitable[None]]) -> None:
         try:
             await part()
         except Unavailable:
-            await asyncio.sleep(RETRY_SECONDS)  # the broker is away
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def run(api: BrokerApi, rate: float, keep: bool) -> None:

@@ -1,8 +1,8 @@
 """`penstock pipeline`: write, check, run and watch pipelines.
 
-Progress goes to standard error as a live line on a terminal; otherwise to standard output as one
-JSON object per change. Exit codes: 0 done, 1 failed or refused, 2 wrong usage. Ctrl-C stops after
-the batch; a second one stops at once.
+On a terminal, progress is a live line on standard error. Otherwise, it is one JSON object per
+change on standard output. Exit codes: 0 done, 1 failed or refused, 2 wrong usage. Ctrl-C stops
+after the batch; a second Ctrl-C stops at once.
 """
 
 import json
@@ -40,7 +40,7 @@ class Spark:
     ] = "local[*]"
 
     def session(self, name: str) -> Callable[[], Any]:
-        """Makes the session a job runs in, once the job has looked at its arguments."""
+        """Return a function that creates the session, for a job that checks its arguments first."""
         from penstock.pipeline.session import build
 
         return partial(build, f"penstock-{name}", self.master)
@@ -48,7 +48,7 @@ class Spark:
 
 @dataclass(frozen=True)
 class LoggedSpark(Spark):
-    """A Spark session, and what is shown of its log."""
+    """A Spark session with a log level."""
 
     spark_log: Annotated[
         str,
@@ -56,7 +56,7 @@ class LoggedSpark(Spark):
     ] = ""
 
     def show_log(self) -> None:
-        """That of the session that is made next."""
+        """Set the log level of the next session."""
         if self.spark_log:
             os.environ["PENSTOCK_SPARK_LOG"] = self.spark_log
 
@@ -91,7 +91,7 @@ spark: {{}}
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """When a query failed, as opposed to our code, its cause in one line, without Spark's stack."""
+    """Report an error of Spark by its cause, in one line without Spark's stack."""
     try:
         yield
     except Exception as error:
@@ -103,7 +103,7 @@ def reporting() -> Iterator[None]:
 
 
 def load_file(file: Path, token: str) -> Any:
-    """The pipeline file, decoded; a token that is given takes the place of its own."""
+    """Return the decoded pipeline file. A given token replaces that of the file."""
     from penstock.pipeline.pipeline_file import load
 
     pipeline = load(file)
@@ -121,7 +121,7 @@ def init(file: Path = Path("pipeline.yaml"), /, *, name: str = "big-orders") -> 
     :param name: Name of the pipeline.
     """
     if file.exists():
-        raise PenstockError(f"{file} exists already")
+        raise PenstockError(f"{file} already exists")
     file.write_text(TEMPLATE.format(name=name, file=file))
     print(f"wrote {file}; next: penstock pipeline validate {file}")
 
@@ -144,7 +144,7 @@ def validate(
 
         columns: list[str] = []
         pipeline = check(load_file(file, token), ask_broker=not offline)
-        # To plan a batch is to ask the broker for it.
+        # Spark plans a batch by asking the broker.
         by_spark = not no_spark and find_java() is not None and (pipeline.streaming or not offline)
         if by_spark:
             from penstock.pipeline.query_builder import build
@@ -191,7 +191,7 @@ def run_file(
 
 
 def stop_by_signal(stop: Callable[[], None], after: str) -> None:
-    """Ctrl-C and SIGTERM call `stop`; a second Ctrl-C is as usual."""
+    """Call `stop` on Ctrl-C and SIGTERM. A second Ctrl-C interrupts as usual."""
 
     def handle(_signal: int, _frame: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -262,7 +262,7 @@ def list_pipelines(name: Name = "", /, *, api: WatchApi = WatchApi()) -> View:
     others = [
         Column(key)
         for key, value in report.items()
-        if key not in keys and not isinstance(value, list)  # --json has runs and minutes
+        if key not in keys and not isinstance(value, list)  # only --json shows lists
     ]
     return View(report, [Facts([*COLUMNS, *others], report)])
 
@@ -287,5 +287,5 @@ def forget(name: Name, /, *, api: BrokerApi = BrokerApi()) -> None:
     print(f"the report of {name} is deleted; the pipeline is shown again when it reports")
 
 
-import penstock.cli.pipeline_jobs  # noqa: E402  # their commands join those above
+import penstock.cli.pipeline_jobs  # noqa: E402  # registers more commands
 import penstock.cli.pipeline_trials  # noqa: E402, F401

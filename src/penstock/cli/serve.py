@@ -1,7 +1,7 @@
-"""`penstock serve`: reads the options of a broker, and then becomes it.
+"""`penstock serve`: parse the options, then replace this process with the broker.
 
-The same command line is run once more in this process, with the options in an environment
-variable: `penstock.__main__` sees it, and goes to `penstock.server.process`.
+The process executes its own command line again, with the options in an environment variable.
+`penstock.__main__` sees the variable and runs `penstock.server.process`.
 """
 
 import importlib.util

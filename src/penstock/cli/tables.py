@@ -4,16 +4,16 @@ A command returns a `View`: the data, and the tables, facts and lines that peopl
 one of:
 
 - `--json`: the data, indented on a terminal and on one line in a pipe.
-- a terminal: tables with numbers to the right and units that people read (`1.2 GiB`, `14 min`).
-  What does not fit is not broken: long prose is cut with an ellipsis, then columns marked
-  `optional` are left out (and named), and only then names are cut.
+- a terminal: tables with numbers aligned right and human-readable units (`1.2 GiB`, `14 min`).
+  In a table that is too wide, long prose is cut first (with an ellipsis), then columns marked
+  `optional` are left out (and named), and last names are cut.
 - a pipe: tab-separated lines under a header, with plain numbers and the unit in the header.
 
-With `--watch` the view is drawn again every few seconds until Ctrl-C. A broker that goes away
-meanwhile is reported in place, and watching continues when it is back.
+`--watch` redraws the view every few seconds until Ctrl-C. If the broker becomes unavailable, the
+view says so, and watching continues when it is back.
 
-Colour comes from the console of rich, which uses it only on a terminal and respects NO_COLOR. Text
-from elsewhere (names, errors) is never markup, and what is not printable in it is escaped.
+Colour comes from rich, which uses it only on a terminal and respects NO_COLOR. Names and errors are
+never interpreted as markup, and their unprintable characters are escaped.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from penstock.errors import PenstockError
 from penstock.protocol.times import utc_time
 
 GAP = 2  # blanks between columns
-MIN_WRAPPED, MIN_PROSE, MIN_NAME = 30, 16, 8  # characters to which text may be cut
+MIN_WRAPPED, MIN_PROSE, MIN_NAME = 30, 16, 8  # characters: text is not cut below this
 UNKNOWN = "-"
 STYLES = {
     **dict.fromkeys(("active", "direct", "running", "ready", "Stable", "up", "closed"), "green"),
@@ -50,7 +50,7 @@ STYLES = {
 }
 
 
-# Figures as people read them
+# Formats for people
 
 
 def count(value: float) -> str:
@@ -81,7 +81,7 @@ def duration(seconds: float) -> str:
 
 
 def estimate(seconds: float) -> str:
-    """Format how long something will take; negative: it will not end at this rate."""
+    """Format a remaining time; negative: it will not end at this rate."""
     return "never" if seconds < 0 else duration(seconds)
 
 
@@ -108,7 +108,7 @@ def text(value: Any) -> str:
     )
 
 
-NUMBERS: Mapping[Callable[[Any], str], str] = {  # shown to the right -> unit in a pipe
+NUMBERS: Mapping[Callable[[Any], str], str] = {  # formats aligned right -> unit in a pipe
     count: "",
     rate: "/s",
     size: "bytes",
@@ -117,7 +117,7 @@ NUMBERS: Mapping[Callable[[Any], str], str] = {  # shown to the right -> unit in
 }
 
 
-# What is shown
+# Views
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class Column:
     value: str | Callable[[Any], Any] = ""  # a key of the row (a.b for nested ones), or a function
     format: Callable[[Any], str] = text
     prose: bool = False  # long text that may be cut
-    wrap: bool = False  # it is wrapped instead, between words
-    optional: bool = False  # left out where it does not fit
+    wrap: bool = False  # wrapped between words instead of cut
+    optional: bool = False  # left out if it does not fit
 
     def of(self, row: Any) -> Any:
         if callable(self.value):
@@ -164,7 +164,7 @@ class Column:
 class TableBlock:
     columns: Sequence[Column]
     rows: Sequence[Any]
-    empty: str = ""  # what to do to have some, for people
+    empty: str = ""  # shown to people instead of an empty table
 
     def plain(self) -> Iterable[str]:
         yield "\t".join(column.header for column in self.columns)
@@ -203,14 +203,14 @@ class TableBlock:
 
 
 def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list[int], list[str]]:
-    """Choose the columns that fit, and return the titles of the others; `widths` are cut to fit."""
+    """Choose the columns that fit and cut `widths`. Return also the titles of the other columns."""
     shown = list(range(len(columns)))
 
     def excess() -> int:
         return sum(widths[at] + GAP for at in shown) - GAP - width
 
     def cut(able: list[int], least: int) -> None:
-        """Take blanks from the widest of them, one by one."""
+        """Narrow the widest column, one character at a time."""
         floors = {at: max(least, cell_len(columns[at].title)) for at in able}
         if least != MIN_NAME:
             floors |= {at: MIN_WRAPPED for at in able if columns[at].wrap}
@@ -228,7 +228,7 @@ def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list
         if excess() > 0 and columns[at].optional:
             shown.remove(at)
             dropped.insert(0, columns[at].title)
-    widths[:] = natural  # what was left out makes room
+    widths[:] = natural  # dropped columns made room
     cut([at for at in prose if at in shown], MIN_PROSE)
     cut([at for at in shown if columns[at].format is text], MIN_NAME)
     return shown, dropped
@@ -236,7 +236,7 @@ def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One row as lines of a name and a value."""
+    """One row, shown as lines of a name and a value."""
 
     columns: Sequence[Column]
     row: Any = None
@@ -260,7 +260,7 @@ def fact(title: str, value: Any, format: Callable[[Any], str] = text) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class TextLine:
-    """A sentence for people: in a pipe it goes to standard error."""
+    """A sentence for people. In a pipe, it goes to standard error."""
 
     content: str
     style: str = ""
@@ -277,7 +277,7 @@ class TextLine:
 class View:
     data: Any  # what `--json` prints
     parts: Sequence[TableBlock | Facts | TextLine] = ()
-    failed: bool = False  # the exit code is 1, when it is shown once
+    failed: bool = False  # the exit code is 1, unless watching
 
     def drawn(self, console: Console) -> Group:
         drawn: list[RenderableType] = []
@@ -297,11 +297,11 @@ class View:
 
 
 def table(rows: Sequence[Any], *columns: Column, empty: str = "", note: str = "") -> View:
-    """Return a view of one table, whose rows are the data, with a note below it."""
+    """Return a view of one table and a note below it. The rows are its data."""
     return View(rows, [TableBlock(columns, rows, empty), *([TextLine(note)] if note else [])])
 
 
-# Showing it
+# Output
 
 
 def print_json(value: Any) -> None:
@@ -335,8 +335,8 @@ def show(
     *,
     paced: bool = False,
 ) -> View | None:
-    """Show the view once, which is returned, or every `watch` seconds until Ctrl-C. `paced`: it is
-    `look` that waits until there is something new.
+    """Show the view once and return it, or show it every `watch` seconds until Ctrl-C. With
+    `paced`, `look` itself waits until there is something new.
     """
     if watch is None:
         view = look()
@@ -353,7 +353,7 @@ def _watch(
     from penstock.cli import explain
 
     console = Console()
-    view = look()  # the first one fails as it would without --watch
+    view = look()  # the first failure ends the command, as without --watch
     if as_json or not console.is_terminal:
         while True:
             _print(view, as_json)

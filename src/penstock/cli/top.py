@@ -1,7 +1,7 @@
-"""`penstock top`: the broker live on a whole screen, with rates, sorted by the key that is pressed.
+"""`penstock top`: show the broker live on a full screen, with rates. Keys choose the order.
 
-One thread reads the live figures; the main one waits for keys and draws. What cannot be asked just
-now is said above the last figures, which stay.
+One thread reads the live figures; the main thread waits for keys and draws. After an error, the
+screen shows it above the last figures.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from penstock.cli.status import whole
 from penstock.cli.tables import View, show
 from penstock.errors import PenstockError
 
-KEY_SECONDS = 0.2  # between two looks whether there are new figures
-FOOTER_LINES = 6  # with the error: the keys are always to be seen
-OTHER_LINES = 14  # of the screen, besides the queues
+KEY_SECONDS = 0.2  # wait for a key before checking for new figures
+FOOTER_LINES = 6  # including the error, so that the keys stay visible
+OTHER_LINES = 14  # lines of the screen that do not show queues
 SORTS = {
     "n": ("name", "name"),
     "w": ("-waiting", "waiting"),
@@ -75,7 +75,7 @@ class _Screen:
         self._figures = figures
         self._interval = interval
         self._console = Console()
-        self._new = threading.Event()  # figures, or an error, that are not drawn yet
+        self._new = threading.Event()  # figures or an error to draw
         self._stopped = threading.Event()
         self._now: dict[str, Any] = {}
         self._error = ""
@@ -136,7 +136,7 @@ class _Screen:
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[None]:
-    """Keys come one by one and are not echoed."""
+    """Read keys one by one, without echo."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
@@ -147,7 +147,7 @@ def _single_keys() -> Iterator[None]:
 
 
 def _key(seconds: float) -> str:
-    """The key that was pressed within this time, or nothing."""
+    """Return the key pressed within this time, or nothing."""
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
     if not ready:
         return ""

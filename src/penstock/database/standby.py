@@ -1,8 +1,8 @@
-"""Reading from a standby (`database.read_url`): what may be a moment old need not load the primary.
+"""Read from a standby (`database.read_url`), to take load off the primary.
 
-Only what people browse is read there, never anything that leases, counts or decides. How far
-behind the standby is goes with the answer. A standby that is away, or that turns out to follow
-another cluster, is left alone for a while, and the primary is asked instead.
+Only views for people read there, never anything that leases, counts or decides. Answers carry the
+lag of the standby. If the standby is unavailable or follows another cluster, reads go to the
+primary, and the standby is tried again after a while.
 """
 
 import logging
@@ -20,13 +20,13 @@ from penstock.protocol.replication import STANDBY_LAG
 
 log = logging.getLogger("penstock.database")
 
-UNUSABLE_SECONDS = 10.0  # until a standby that could not be used is tried again
-LAG_SECONDS = 1.0  # for which a measured lag holds
+UNUSABLE_SECONDS = 10.0  # until an unusable standby is tried again
+LAG_SECONDS = 1.0  # until the lag is measured again
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 
 class Standby(BrowsePool):
-    """`primary` says which server the broker works on."""
+    """`primary` returns the server that the broker writes to."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Standby(BrowsePool):
         self._measured_at = -LAG_SECONDS
 
     async def read(self, sql: str, *args: Any) -> tuple[list[Any], float] | None:
-        """The rows, and how many seconds old they may be; None when the standby cannot be used."""
+        """Return rows and their maximum age in seconds; None if the standby cannot be used."""
         if time.monotonic() < self._retry_at:
             return None
         try:
@@ -59,7 +59,7 @@ class Standby(BrowsePool):
             return None
 
     async def _dial(self, _: None = None, **options: Any) -> Any:
-        """A connection to the first host that belongs to the primary's cluster."""
+        """Connect to the first host that belongs to the primary's cluster."""
         primary = self._primary()
         problem: BaseException = WrongServer("the primary is not known")
         for host in self._connector.hosts:

@@ -1,10 +1,10 @@
-"""A journal: a file of lines with a checksum and a JSON array each.
+"""A journal: a file of lines, each with a checksum and a JSON array.
 
 <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
 
-Damaged or torn lines are recognized and skipped. After a failed write, the end of the file cannot
-be trusted: its owner replaces it by a snapshot of its content. The owner also does so when the file
-has grown to several times the size of the snapshot.
+Damaged and torn lines are skipped. After a failed write, the end of the file cannot be trusted, and
+the owner replaces the file by a snapshot of its content. The owner also does so when the file has
+grown to several times the size of the snapshot.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
-"""The active segment while it is being opened: what both formats do alike.
+"""Open the active segment: the part of recovery that both formats share.
 
-It is believed as far as its checkpoint and its index are, the rest is read. What is lost is noted
-in `damage.json` before anything is cut: until then the files that know of lost records are the only
-ones that do.
+The checkpoint and the index vouch for the beginning of the segment; the rest is read. Losses are
+written to `damage.json` before anything is cut, because the cut destroys the only other evidence.
 """
 
 import logging
@@ -20,14 +19,14 @@ log = logging.getLogger("penstock.topics")
 
 
 class EndClaim(NamedTuple):
-    """What a file says about where the records end."""
+    """The end of the records according to one file."""
 
     end: int  # the offset after the last one
     file: str
 
 
 class OpeningSegment(ABC):
-    """`sealed` are the segments before it, `proven` is its base if something tells it."""
+    """`sealed` are the segments before it; `proven` is its base, if a checksum covers it."""
 
     def __init__(
         self,
@@ -47,9 +46,9 @@ class OpeningSegment(ABC):
         self._floor = sealed[-1].end if sealed else 0  # its base is not below this
         base = self.likely_base() if proven is None else proven
         segment.begin_at(base)
-        # The checkpoint, if it is one of this segment.
+        # The checkpoint, if it belongs to this segment.
         self._here = checkpoint if checkpoint and checkpoint.base == base else None
-        # Whether data is missing that the checkpoint calls durable.
+        # True if data is missing that the checkpoint calls durable.
         self._shorter = self._here is not None and self._here.data_size > self._data.size
         self._state = CLEAN if checkpoint is None or self._shorter else checkpoint.state
 
@@ -59,15 +58,15 @@ class OpeningSegment(ABC):
 
     @abstractmethod
     def likely_base(self) -> int:
-        """Return the first offset when nothing with a checksum tells it."""
+        """Return the best guess of the first offset when no checksum covers it."""
 
     @abstractmethod
     def open(self) -> bool:
-        """Open it; return whether anything had to be read, cut or rebuilt."""
+        """Open the segment. Return whether anything had to be read, cut or rebuilt."""
 
     def skip_lost(self) -> list[Segment]:
-        """Skip offsets that are noted as lost, so that no record gets them again. Return the active
-        segment, after the one that was closed for that.
+        """Skip lost offsets, so that no record gets them again. Return the new active segment,
+        preceded by the one that was closed for it.
         """
         end = self._directory.damage.end
         if self.segment.end >= end:
@@ -75,7 +74,7 @@ class OpeningSegment(ABC):
         return skip_to(self._format, self.segment, end)
 
     def report_lost(self, claims: list[EndClaim], more: str = "") -> None:
-        """Compare where the records end with where any other file says that they do."""
+        """Report records as lost if any other file claims a later end."""
         segment, directory = self.segment, self._directory
         if self._checkpoint is not None:
             claims = [*claims, EndClaim(self._checkpoint.next_offset, CHECKPOINT)]
@@ -101,7 +100,7 @@ class OpeningSegment(ABC):
         )
 
     def cut(self) -> None:
-        """Keep aside what lies behind the last record, and cut it off."""
+        """Copy the bytes after the last record to quarantine, then cut them off."""
         segment, directory = self.segment, self._directory
         if self._data.size <= segment.data_size:
             return
@@ -111,7 +110,7 @@ class OpeningSegment(ABC):
         self._data.truncate(segment.data_size)
 
     def sync(self, *kinds: str) -> None:
-        """Make it durable: it counts as synced from now on."""
+        """Sync the files, so that the segment counts as durable."""
         if not self._directory.context.durable:
             return
         try:

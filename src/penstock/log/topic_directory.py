@@ -1,4 +1,4 @@
-"""The directory of a topic that is being opened, and what all parts of recovery do in it."""
+"""A topic's directory while it is opened: the file operations that all parts of recovery share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ MAX_OFFSET = 1 << 62  # an offset from here on is garbage
 class Orphan:
     """A sealed segment whose data file is missing."""
 
-    end: int  # the offset after its last record, as its other files say
+    end: int  # the offset after its last record, according to its other files
     names: list[str] = field(default_factory=list)  # those files
 
 
@@ -41,7 +41,7 @@ class TopicDirectory:
         return [file for file in map(parse_sealed, sorted(self.names)) if file is not None]
 
     def read(self, name: str) -> bytes | None:
-        """Return the contents of a small file, None when it is missing."""
+        """Return the contents of a small file; None if it is missing."""
         return self.fs.read(self.path / name) if name in self.names else None
 
     def read_metadata(self) -> int | None:
@@ -50,8 +50,8 @@ class TopicDirectory:
     def create_missing(
         self, kinds: Iterable[str], checkpoint: Checkpoint | None, sealed: Sequence[Segment]
     ) -> None:
-        """Create the files that the active segment lacks. It is damage, unless the topic is new or
-        the broker ended between sealing a segment and creating the next one.
+        """Create the missing files of the active segment. They are damage, unless the topic is new
+        or the broker ended between sealing a segment and creating the next one.
         """
         ours = checkpoint is not None or INCARNATION in self.names
         rolled = checkpoint and sealed and sealed[-1].base == checkpoint.base
@@ -62,9 +62,7 @@ class TopicDirectory:
                 self.fs.open(self.path / kind, create=True).close()
 
     def cut_sealed(self, segment: Segment, size: int, *, lost: bool) -> None:
-        """Cut off what follows the first `size` bytes of a sealed segment's data, if anything
-        does. `lost`: it may have been records that were answered.
-        """
+        """Cut a sealed segment's data to `size` bytes. `lost`: acknowledged records may be cut."""
         data = segment.file(DATA)
         if data.size <= size:
             return
@@ -80,7 +78,7 @@ class TopicDirectory:
         segment.forget_files()
 
     def quarantine(self, segment: Segment, start: int, end: int) -> None:
-        """Copy these bytes of the data into a file of their own."""
+        """Copy these bytes of the data to a new file."""
         data = segment.file(DATA).read_at(start, end - start)
         target = self.path / f"quarantine-{segment.base:020d}-{start}.bin"
         self.fs.replace(target, data)

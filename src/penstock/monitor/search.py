@@ -1,4 +1,4 @@
-"""Find anything by a part of its name: queues, groups, topics, routes, schedules, pipelines; and
+"""Find queues, groups, topics, routes, schedules and pipelines by a part of their name, and
 messages by their whole transaction id.
 """
 
@@ -13,7 +13,7 @@ from penstock.monitor.sampler import Sampler
 from penstock.protocol.names import split_label
 
 MAX_PER_KIND = 5
-MIN_ID = 4  # characters from which on a text may be a transaction id
+MIN_ID = 4  # characters; a shorter text is not looked up as a transaction id
 
 
 def view_path(*parts: str) -> str:
@@ -24,7 +24,7 @@ def view_path(*parts: str) -> str:
 class FoundThing(msgspec.Struct):
     kind: str  # queue, group, topic, route, schedule, pipeline or message
     name: str
-    path: str  # of the view that shows it
+    path: str  # of its view in the Console
 
 
 class Search:
@@ -34,7 +34,7 @@ class Search:
         self._inspection = Inspection(broker.queues)
 
     async def find(self, words: str) -> list[FoundThing]:
-        """Return at most `MAX_PER_KIND` of each kind, those that begin with the words first."""
+        """Return at most `MAX_PER_KIND` of each kind. Names that begin with `words` come first."""
         wanted = words.strip().lower()
         if not wanted:
             return []

@@ -2,7 +2,7 @@
 
 It has one keep-alive connection, no event loop and no threads. With `patience` it repeats a request
 after a temporary failure (a broker that restarts, a database that is down), so the request must be
-safe to repeat. `repeated` says that the last one was: its first answer may have been lost.
+safe to repeat. `repeated` is set if the last request was repeated: its first answer may be lost.
 """
 
 import http.client
@@ -80,7 +80,7 @@ class BrokerCaller:
     def json(
         self, method: str, path: str, value: Any = None, *, timeout: float | None = None
     ) -> Any:
-        """Call with a JSON body, and return decoded JSON (None when there is none)."""
+        """Send a JSON body and return the decoded answer; None if the answer is empty."""
         body = self.call(
             method, path, b"" if value is None else msgspec.json.encode(value), timeout=timeout
         )
@@ -92,7 +92,7 @@ class BrokerCaller:
     def call(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
     ) -> bytes:
-        """Return the body of a successful answer; raise the error that any other answer means."""
+        """Return the body of a successful answer. Raise the error of any other answer."""
         deadline = time.monotonic() + self._patience
         backoff = Backoff()
         self.repeated = False
@@ -132,10 +132,10 @@ class BrokerCaller:
     def attempt(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
     ) -> BrokerAnswer:
-        """Ask once and return the answer, whatever its status.
+        """Send a request once and return the answer, whatever its status.
 
-        Raises `CannotConnect` when nothing was sent, `ConnectionLost` when the request may have
-        been done, and `InvalidRequest` for TLS that would fail the next time too.
+        Raises `CannotConnect` if nothing was sent, `ConnectionLost` if the broker may have executed
+        the request, and `InvalidRequest` for a permanent TLS error.
         """
         with self._answer(method, path, body, timeout) as answer:
             return BrokerAnswer(answer.status, answer.read())
@@ -144,9 +144,7 @@ class BrokerCaller:
     def _answer(
         self, method: str, path: str, body: bytes, timeout: float | None
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request and yield the answer. The connection stays open only if its body is read
-        to the end.
-        """
+        """Send a request and yield the answer. Keep the connection if its body is read in full."""
         connection, seconds = self._connection, self._timeout if timeout is None else timeout
         if connection.sock is None:
             self._connect(min(seconds, CONNECT_SECONDS))

@@ -1,16 +1,14 @@
-"""An HTTP/1.1 client that is thin enough to send a hundred thousand small requests: httptools over
-an asyncio Protocol.
+"""A thin HTTP/1.1 client for many small requests: httptools over an asyncio Protocol.
 
-One `HttpClient` talks to one origin. It keeps up to `pool_size` connections; a request takes one,
-alone, and puts it back once the answer is whole, so requests are not pipelined and a slow
-answer delays no other request. The most recently used connection is taken first: under light load
-the others grow idle and the server closes them.
+One `HttpClient` talks to one origin. It keeps up to `pool_size` connections. A request has its
+connection to itself until the answer is complete, so a slow answer delays no other request. The
+most recently used connection is taken first: under light load, the server closes the idle others.
 
-A server may close an idle connection just as we write to it. Such a reset, on a connection that was
-used before and before any byte of an answer, is the one failure that is retried here, once and on a
-fresh connection, and only for a request the caller calls idempotent: everything else may have been
-acted upon, and only the caller knows what that means. What the caller sees is `Unavailable` (cannot
-connect, reset, answer cut short) or `TimeoutError`.
+A server may close an idle connection just as we write to it. This reset is the only failure that is
+retried here: once, on a new connection, if the old one was used before, no byte of an answer
+arrived, and the caller calls the request idempotent. After any other failure, the server may have
+executed the request, and only the caller knows what that means. The caller sees `Unavailable`
+(cannot connect, reset, answer cut short) or `TimeoutError`.
 """
 
 import asyncio
@@ -49,9 +47,7 @@ class CannotConnect(Unavailable):
 
 
 class _Reset(Exception):
-    """The connection broke; `clean` when it had carried requests before and no byte of this answer
-    arrived.
-    """
+    """The connection broke. `clean`: it was used before, and no byte of this answer arrived."""
 
     def __init__(self, reason: str, *, clean: bool) -> None:
         super().__init__(reason)
@@ -59,15 +55,13 @@ class _Reset(Exception):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection and at most one request on it. Also the callbacks of its httptools parser
-    (`on_*`).
-    """
+    """One connection with at most one request, and the callbacks (`on_*`) of its parser."""
 
     def __init__(self, client: "HttpClient") -> None:
         self._client = client
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._answer: asyncio.Future[HttpAnswer] | None = None  # set while a request is under way
+        self._answer: asyncio.Future[HttpAnswer] | None = None  # set during a request
         self._served = 0  # answers completed on this connection
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
@@ -99,7 +93,7 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:
@@ -114,7 +108,7 @@ class _Connection(asyncio.Protocol):
             self._fail(Unavailable(f"the answer is not valid HTTP: {error}"))
 
     def eof_received(self) -> None:
-        return None  # close the transport; connection_lost tells the rest
+        return None  # close the transport; connection_lost does the rest
 
     def connection_lost(self, error: Exception | None) -> None:
         self.reusable = False
@@ -153,7 +147,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._no_body and status >= 200:
-            self.reusable = False  # the parser would wait for the body that Content-Length names
+            self.reusable = False  # the parser would wait for a body of Content-Length
             self._complete()
             return
         framed = "content-length" in self._headers or "transfer-encoding" in self._headers
@@ -191,9 +185,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Requests to one origin over a bounded pool of keep-alive connections. Made and used on one
-    event loop.
-    """
+    """Send requests to one origin over a bounded pool of connections, on one event loop."""
 
     def __init__(
         self,
@@ -223,7 +215,7 @@ class HttpClient:
             standard.append(("Authorization", basic))
         self._standard = render_headers((*standard, *headers))
         self._slots = asyncio.Semaphore(pool_size)
-        self._idle: list[_Connection] = []  # the last one was used last
+        self._idle: list[_Connection] = []  # most recently used last
         self._busy: set[_Connection] = set()
         self._closed = False
 
@@ -306,7 +298,7 @@ class HttpClient:
             self._idle.remove(connection)
 
     async def close(self) -> None:
-        """Drop all connections; requests under way fail with `Unavailable`."""
+        """Drop all connections. Requests in flight fail with `Unavailable`."""
         self._closed = True
         for connection in (*self._idle, *self._busy):
             connection.abort()

@@ -1,8 +1,7 @@
 """Call an SQL function on the connection of the application.
 
-Every argument travels as text and is cast in the statement, so that all drivers send the same. A
-connection is recognised by the package its class comes from; only drivers that the application
-has imported are imported.
+All drivers send every argument as text, and the statement casts it. The package of a connection's
+class tells the driver. Only drivers that the application has imported are imported.
 """
 
 import inspect
@@ -13,7 +12,7 @@ from typing import Any
 from penstock.errors import Conflict, Full, InvalidRequest, PenstockError
 
 Argument = tuple[str, str | None]  # the type in SQL, and the value as text
-MARKS = {"asyncpg": "${}", "psycopg": "%s", "sqlalchemy": ":a{}"}  # of an argument, by driver
+MARKS = {"asyncpg": "${}", "psycopg": "%s", "sqlalchemy": ":a{}"}  # argument placeholders by driver
 IDLE = 0  # psycopg's TransactionStatus: no transaction is open
 NO_TRANSACTION = (
     "the outbox needs an open transaction: without one the message would be committed alone "
@@ -66,7 +65,7 @@ def fetch_sync(connection: Any, schema: str, function: str, arguments: Sequence[
 
 
 def _driver(connection: Any, *, blocking: bool) -> str:
-    """Return the package of a connection of this kind that is in a transaction."""
+    """Return the driver of a connection. Refuse the wrong kind, or one without a transaction."""
     name = type(connection).__name__
     packages = (kind.__module__.partition(".")[0] for kind in type(connection).__mro__)
     driver = next((package for package in packages if package in MARKS), None)
@@ -85,7 +84,7 @@ def _driver(connection: Any, *, blocking: bool) -> str:
     elif driver == "psycopg":
         alone = connection.autocommit and connection.info.transaction_status == IDLE
     else:
-        alone = False  # SQLAlchemy begins one with the statement
+        alone = False  # SQLAlchemy begins a transaction with the statement
     if alone:
         raise InvalidRequest(NO_TRANSACTION)
     return driver
@@ -113,7 +112,7 @@ def _text(sql: str, values: list[str | None]) -> tuple[Any, dict[str, str | None
 
 
 def _tuples() -> Any:
-    """Return the row factory for tuples: the application may have chosen another one."""
+    """Return the row factory for tuples: the application may have set another default."""
     from psycopg.rows import tuple_row
 
     return tuple_row
@@ -133,9 +132,7 @@ def _errors() -> Iterator[None]:
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """Return PostgreSQL's code of an error; SQLAlchemy and its adapters wrap the driver's
-    errors.
-    """
+    """Return the SQLSTATE of an error, also of one that SQLAlchemy has wrapped."""
     seen: BaseException | None = error
     while seen is not None:
         state = getattr(seen, "sqlstate", None) or getattr(seen, "pgcode", None)

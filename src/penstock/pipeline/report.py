@@ -1,6 +1,4 @@
-"""What a pipeline reports of itself, and how the broker gets it: for the Console, `penstock
-pipeline list`, and the wish of an operator that it should stop.
-"""
+"""Report a pipeline's progress to the broker, whose answer says whether an operator stopped it."""
 
 import logging
 import os
@@ -22,11 +20,11 @@ from penstock.pipeline.progress import rate_of, rows_of
 log = logging.getLogger("penstock.pipeline")
 
 HEARTBEAT_SECONDS = 2.0
-MAX_BATCHES = 20  # that a report has
+MAX_BATCHES = 20  # in a report
 
 
 class RunReport(PipelineReport, kw_only=True):
-    """What a run reports of itself: the contract's report, filled in by the run."""
+    """The contract's report, filled in by a run."""
 
     name: str
     state: str = "starting"  # starting, running, idle, stopping, finished, failed
@@ -35,7 +33,7 @@ class RunReport(PipelineReport, kw_only=True):
     started_at: float = msgspec.field(default_factory=time.time)
 
     def take(self, progress: Any) -> int:
-        """Take over what Spark says of a batch; how many rows it read."""
+        """Record Spark's progress of a batch. Return the number of rows read."""
         rows = rows_of(progress)
         self.batch, self.rows = int(progress["batchId"]), self.rows + rows
         self.rows_per_second = rate_of(progress)
@@ -48,7 +46,7 @@ class RunReport(PipelineReport, kw_only=True):
         return rows
 
     def fields(self) -> dict[str, Any]:
-        """All of it with the time, as the broker and readers of the JSON lines get it."""
+        """Return all fields and the time, for the broker and for JSON lines."""
         self.at = round(time.time(), 3)
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return fields
@@ -58,7 +56,7 @@ Listener = Callable[[RunReport], None]
 
 
 def notify(listeners: list[Listener], report: RunReport) -> bool:
-    """Pass the report on; whether one of them wants the pipeline to stop."""
+    """Pass the report to the listeners. Return whether one of them wants the pipeline to stop."""
     for listener in listeners:
         listener(report)
     return any(getattr(listener, "stop_wanted", False) for listener in listeners)
@@ -66,7 +64,7 @@ def notify(listeners: list[Listener], report: RunReport) -> bool:
 
 @contextmanager
 def repeating(action: Callable[[], None], seconds: float) -> Iterator[None]:
-    """While the block runs, do this every so many seconds in a thread of its own."""
+    """Run `action` in a thread every `seconds` until the block ends."""
     ended = threading.Event()
 
     def repeat() -> None:
@@ -83,7 +81,7 @@ def repeating(action: Callable[[], None], seconds: float) -> Iterator[None]:
 
 
 class Heartbeat:
-    """Reports to the broker, and learns from its answer whether to stop."""
+    """Send reports to the broker. Its answers set `stop_wanted`."""
 
     def __init__(self, url: str, name: str, token: str | None = None) -> None:
         self._caller = BrokerCaller(url, token=token, timeout=HEARTBEAT_SECONDS)
@@ -94,7 +92,7 @@ class Heartbeat:
         self.stop_wanted = False
 
     def __call__(self, report: RunReport) -> None:
-        """Send the report if its state is new, or the last one was sent a while ago."""
+        """Send the report if its state has changed or HEARTBEAT_SECONDS have passed."""
         if time.monotonic() - self._last < HEARTBEAT_SECONDS and report.state == self._state:
             return
         self._last, self._state = time.monotonic(), report.state
@@ -103,5 +101,5 @@ class Heartbeat:
             self.stop_wanted |= isinstance(answer, dict) and bool(answer.get("stop"))
         except PenstockError as error:
             if not self._warned:
-                log.warning("the broker does not take this pipeline's status: %s", error)
+                log.warning("the broker does not accept this pipeline's report: %s", error)
                 self._warned = True

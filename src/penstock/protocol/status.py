@@ -1,8 +1,8 @@
-"""One table from what went wrong to what each protocol says about it, and back.
+"""Translate errors to the status codes of each protocol and back, with one table.
 
-A row is looked up by the error's class, then its bases, so the classes that users of the package
-derive need no row; ours all have one. What is not in the table is a bug or a broken machine: HTTP
-500, TCP INTERNAL, and a text that says nothing about our insides.
+A row is looked up by the error's class, then its bases. Each of our classes has a row; derived
+classes of users need none. An error outside the table is a bug or a broken machine: it becomes HTTP
+500 or TCP INTERNAL, with a text that reveals no internals.
 
 | TCP status byte   | value |
 |-------------------|-------|
@@ -18,9 +18,9 @@ derive need no row; ours all have one. What is not in the table is a bug or a br
 | UNAUTHORIZED      | 0x09  |
 | FORBIDDEN         | 0x0A  |
 
-A status stands for several classes, so the class and its fields travel beside it as `Details`, the
-same JSON in every protocol: members of the object beside `error` (HTTP) or `error_message`
-(WebSocket), and over TCP an object behind the message, where aiq's clients do not look.
+A status stands for several classes, so answers also carry the class and its fields as `Details`,
+the same JSON in every protocol. HTTP and WebSocket put them beside `error` and `error_message`. TCP
+sends an object after the message, where aiq's clients do not read it.
 """
 
 from enum import IntEnum
@@ -48,18 +48,16 @@ class TcpStatus(IntEnum):
     FORBIDDEN = 10
 
 
-# what msgspec raises for bytes that are no JSON, or JSON of another shape
+# Raised by msgspec for invalid JSON or JSON of another shape.
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Malformed(InvalidRequest):
-    """A TCP body that does not parse. The frame's borders are known, so the connection stays
-    usable.
-    """
+    """A TCP body that does not parse. The next frame can be found, so the connection stays open."""
 
 
 class UnknownCommand(InvalidRequest):
-    """A TCP command byte that this server does not have."""
+    """A TCP command byte that this server does not know."""
 
 
 class Status(NamedTuple):
@@ -69,7 +67,7 @@ class Status(NamedTuple):
 
 INTERNAL = Status(500, TcpStatus.INTERNAL)
 
-# Of several classes with one status the first is what the status means by itself.
+# A status without a class means the first class with this status.
 TABLE: dict[type[BaseException], Status] = {
     errors.InvalidRequest: Status(400, TcpStatus.INVALID_REQUEST),
     errors.ConfigError: Status(400, TcpStatus.INVALID_REQUEST),
@@ -96,10 +94,10 @@ TABLE: dict[type[BaseException], Status] = {
 }
 REASONS = {status.value: status.phrase for status in HTTPStatus}
 
-# Worth asking again, until the caller's time is over.
+# Errors to retry until the caller's deadline.
 MAY_PASS = (errors.Unavailable, errors.StorageError, errors.Locked)
 
-# The classes that cross the wire, by name. A narrower one crosses as its nearest base among them.
+# The classes sent over the wire, by name. Any other class is sent as its nearest base among these.
 CLASSES: dict[str, type[PenstockError]] = {
     kind.__name__: kind
     for kind in TABLE
@@ -113,13 +111,13 @@ _BY_TCP: dict[int, type[PenstockError]] = {
     TcpStatus.SERIALIZATION: InvalidRequest,
     TcpStatus.UNKNOWN_COMMAND: InvalidRequest,
 }
-# Said without a class by a broker that does not know what went wrong itself, or by a proxy.
+# Sent without a class by a proxy, or by a broker after an unexpected error.
 _BY_HTTP[500] = _BY_TCP[TcpStatus.PRODUCE_FAILED] = Unavailable
 _MAY_PASS_4XX = (408, 425)
 
 
 class Details(msgspec.Struct, rename="camel"):
-    """What an answer says about an error beside its text: the class, and the class's fields."""
+    """The class of an error and its fields, sent along with its text."""
 
     code: str | UnsetType = UNSET
     retry_after: float | UnsetType = UNSET
@@ -143,14 +141,14 @@ def status_of(error: BaseException) -> Status:
 
 
 def is_expected(error: BaseException) -> bool:
-    """Whether the error's text was written for a client; anything else is logged and answered
-    without details.
+    """Return whether the error's text is meant for clients. Others are logged, and their answer has
+    no details.
     """
     return isinstance(error, PenstockError | msgspec.DecodeError)
 
 
 def details_of(error: BaseException) -> Details:
-    """What our clients need to raise the same error again; empty for an unexpected one."""
+    """Return the details with which clients raise the same error; empty for an unexpected one."""
     if isinstance(error, msgspec.DecodeError):
         return Details(InvalidRequest.__name__)
     mro = type(error).__mro__
@@ -164,7 +162,7 @@ def details_of(error: BaseException) -> Details:
 
 
 def tcp_details(error: BaseException, status: TcpStatus) -> bytes:
-    """The bytes behind the message; none when `status` says it all."""
+    """Return the bytes after the message; none if `status` is sufficient."""
     details = details_of(error)
     plain = _BY_TCP.get(status)
     return b"" if plain is not None and details == Details(plain.__name__) else _encode(details)
@@ -173,9 +171,7 @@ def tcp_details(error: BaseException, status: TcpStatus) -> bytes:
 def error_from(
     text: str, details: Details, otherwise: type[PenstockError] = Unavailable
 ) -> PenstockError:
-    """The error that an answer stands for; of class `otherwise` when the answer names none that we
-    have.
-    """
+    """Return the error of an answer, of class `otherwise` if the answer names no known class."""
     error = CLASSES.get(details.code or "", otherwise)(text)
     if isinstance(error, Unavailable) and details.retry_after is not UNSET:
         error.retry_after = details.retry_after
@@ -185,7 +181,7 @@ def error_from(
 
 
 def error_from_http(status: int, body: bytes) -> PenstockError:
-    """The error that an HTTP answer stands for, a broker's or that of a proxy before it."""
+    """Return the error of an HTTP answer from a broker or a proxy."""
     try:
         answer = _read_http(body)
     except NOT_JSON:
@@ -198,7 +194,7 @@ def error_from_http(status: int, body: bytes) -> PenstockError:
 
 
 def error_from_tcp(status: int, text: str, details: bytes | memoryview) -> PenstockError:
-    """The error that a TCP answer stands for; `details` is what came behind its message."""
+    """Return the error of a TCP answer; `details` are the bytes after its message."""
     try:
         said = _read_details(details) if details else Details()
     except NOT_JSON:

@@ -1,12 +1,11 @@
-"""The calls of the SQL functions that a message passes through: the only module on its way that
-knows SQL.
+"""Call the SQL functions that store and deliver messages. Only this module on their path knows SQL.
 
-A class here is the argument list of a function in `schema/functions`, a field per argument under
-the argument's name without its `p_`; the function's file says what each of them means. Arguments
-and columns travel by name, so a function may get another one anywhere in its list.
+Each class is the argument list of a function in `schema/functions`: a field per argument, without
+the prefix `p_`. The function's file documents them. Arguments and columns are passed by name, so
+their order may change.
 
-What belongs to one commit is one statement: a push that takes for waiting pops calls `append`, then
-`take`; a consumer's request calls `settle`, then `take`. The functions know nothing of each other.
+A commit is one statement: a push that takes for waiting pops calls `append`, then `take`; a
+consumer's request calls `settle`, then `take`. The functions are independent of each other.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -64,7 +63,7 @@ class SettleArguments(NamedTuple):
 
 
 class AppendedRow(NamedTuple):
-    """What `append` returned."""
+    """The row that `append` returns."""
 
     seqs: list[Any]  # int or None
     statuses: list[str] | None
@@ -72,7 +71,7 @@ class AppendedRow(NamedTuple):
 
 
 def _call(function: str, arguments: type[Any], first: int = 1) -> str:
-    """The text of a call whose parameters begin with number `first`."""
+    """Return the SQL of a call whose parameters begin with number `first`."""
     casts = {"payload_bounds": "::text::int[]", "header_bounds": "::text::int[]"}
     named = (
         f"p_{name} => ${number}{casts.get(name, '')}"
@@ -107,27 +106,25 @@ class Calls:
         self._database = database
 
     async def append(self, items: AppendArguments, fetch: Fetch | None = None) -> AppendedRow:
-        """Store messages, through `fetch` where they are part of a transaction."""
+        """Store messages, through `fetch` if they are part of a transaction."""
         [row] = await (fetch or self._database.fetch)(APPEND, *items)
         return AppendedRow(row["seqs"], row["statuses"], row["due_ats"])
 
     async def append_and_take(
         self, items: AppendArguments, pops: TakeArguments
     ) -> tuple[AppendedRow, list[Row]]:
-        """Store messages, then take for pops, in one commit; the rows of type `taken`."""
+        """Store messages, then take for pops, in one commit. Return the rows of both."""
         [row] = await self._database.fetch(APPEND_AND_TAKE, *items, *pops)
         return AppendedRow(row["seqs"], row["statuses"], row["due_ats"]), row["taken"]
 
     async def settle(self, runs: SettleArguments, fetch: Fetch | None = None) -> list[Row]:
-        """Record outcomes, through `fetch` where they are part of a transaction; the rows of type
-        `settled`.
-        """
+        """Record outcomes, through `fetch` in a transaction. Return rows of type `settled`."""
         return await (fetch or self._database.fetch)(SETTLE, *runs)
 
     async def settle_and_take(
         self, runs: SettleArguments | None, pops: TakeArguments | None
     ) -> tuple[list[Row], list[Row]]:
-        """Record outcomes, then take for pops, in one commit; the rows of both."""
+        """Record outcomes, then take for pops, in one commit. Return the rows of both."""
         if pops is None:
             return [] if runs is None else await self.settle(runs), []
         if runs is None:
@@ -136,11 +133,11 @@ class Calls:
         return row["settled"], row["taken"]
 
     async def release(self, leases: list[UUID]) -> int:
-        """End leases; their messages are free again, and no attempt is counted. How many ended."""
+        """End leases without counting an attempt. Return how many ended."""
         return len(await self._database.fetch("SELECT queue_release($1, false)", leases))
 
     async def complete(self, leases: list[UUID]) -> None:
-        """End leases; their messages are completed."""
+        """End leases and complete their messages."""
         await self._database.fetch("SELECT queue_release($1, true)", leases)
 
     async def leases_between(self, first: UUID, last: UUID) -> list[UUID]:
@@ -150,14 +147,14 @@ class Calls:
         return [row["lease_id"] for row in rows]
 
     async def extend(self, lease: UUID, seconds: int) -> Row:
-        """Extend a lease, twice is as good as once; a row with `outcome` and `expires_at`."""
+        """Extend a lease (idempotent). Return a row with `outcome` and `expires_at`."""
         [row] = await self._database.read("SELECT * FROM queue_extend($1, $2)", lease, seconds)
         return row
 
     async def subscribe(
         self, queue_id: int, group: str, partition: int | None, mode: str, start: datetime | None
     ) -> int | None:
-        """The number of a group, which decides now where it starts; None: the queue is gone."""
+        """Create a group if needed, fix its start, and return its id; None: the queue is gone."""
         [row] = await self._database.read(
             "SELECT queue_subscribe($1, $2, $3, $4, $5) AS id",
             *(queue_id, group, partition, mode, start),
@@ -172,7 +169,7 @@ class Calls:
         await fetch("SELECT queue_lock($1, $2, $3)", pushed, acked, groups)
 
     async def live_leases(self, fetch: Fetch, leases: list[UUID]) -> set[UUID]:
-        """Which of these leases have not expired; they stay so until the transaction ends."""
+        """Return the unexpired leases, locked until the transaction ends."""
         rows = await fetch(
             """SELECT lease_id FROM leases
                 WHERE lease_id = ANY ($1) AND expires_at > clock_timestamp() FOR SHARE""",

@@ -1,19 +1,17 @@
-"""Encryption at rest of payloads: AES-256-GCM, done here, so that the database never sees the clear
-text.
+"""Encrypt payloads and headers at rest with AES-256-GCM. The database never sees the plaintext.
 
 A stored payload of an encrypted queue is
 
     byte 0..11    nonce, random
     byte 12..     ciphertext, then the 16 bytes of the tag
 
-with the partition's number (8 bytes, big-endian) as associated data: a ciphertext moved to another
-partition does not open. In a buffer file, where the partition has no number yet, the associated
-data are the names of queue and partition and the transaction id, as a JSON array. Headers are
-sealed by themselves in the same form; `headers` follows their associated data, so that they do not
-open as a payload. The id of the key
-is stored beside it, so keys can rotate: the last configured one encrypts, the others still open
-what they sealed. Without a key a queue that asks for encryption refuses pushes; clear text is never
-stored instead.
+The associated data are the partition's number (8 bytes, big-endian): a ciphertext that is moved to
+another partition cannot be decrypted. In a buffer file, the partition has no number yet; there they
+are a JSON array of queue, partition and transaction id. Headers are encrypted separately in the
+same form, with `headers` appended to the associated data, so that they cannot pass for a payload.
+
+The id of the key is stored with the message, so keys can rotate: the last configured key encrypts,
+the others only decrypt. Without a key, an encrypted queue refuses pushes; plaintext is not stored.
 """
 
 import os
@@ -29,13 +27,13 @@ from penstock.queues.types import Item
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-SINGLE = "default"  # the id of a key configured on its own
+SINGLE = "default"  # the id of a key that is configured without an id
 NONCE = 12
 HEADERS = b"headers"
 
 
 class Sealed(NamedTuple):
-    """What to store of a message."""
+    """The encrypted parts of a message, as stored."""
 
     key_id: str
     payload: bytes
@@ -66,21 +64,21 @@ class EncryptionKeys:
         return self._open(partition.to_bytes(8, "big") + HEADERS, key_id, stored)
 
     def payload_of(self, row: Any) -> Any:
-        """The payload of a stored message (a row of it), in clear; None where the row has none."""
+        """Return the decrypted payload of a row; None if the row has none."""
         stored = row["payload"]
         if stored is None or row["key_id"] is None:
             return stored
         return self.open(row["partition_id"], row["key_id"], stored)
 
     def headers_of(self, row: Any) -> dict[str, str] | None:
-        """The headers of a stored message (a row of it); None where it has none."""
+        """Return the decrypted headers of a row; None if the row has none."""
         stored = row["headers"]
         if stored is not None and row["key_id"] is not None:
             stored = self.open_headers(row["partition_id"], row["key_id"], stored)
         return None if stored is None else decode(stored)
 
     def seal_item(self, item: Item) -> Item:
-        """The item as it may lie in a buffer file."""
+        """Return an encrypted copy of the item, for a buffer file."""
         sealed = self._seal(_context(item), item)
         return msgspec.structs.replace(
             item, payload=sealed.payload, headers=sealed.headers, key_id=sealed.key_id
@@ -115,9 +113,9 @@ class EncryptionKeys:
 
         try:
             return cipher.decrypt(stored[:NONCE], stored[NONCE:], context)
-        except (InvalidTag, ValueError):  # ValueError: too short to have a nonce
+        except (InvalidTag, ValueError):  # ValueError: the nonce is cut short
             raise Damaged(
-                f"a message encrypted with key '{key_id}' does not open: wrong key or damaged bytes"
+                f"a message cannot be decrypted with key '{key_id}': wrong key or damaged bytes"
             ) from None
 
 
@@ -126,7 +124,7 @@ def _context(item: Item) -> bytes:
 
 
 def _cipher(name: str, digits: str) -> "AESGCM":
-    # Imported here: 9 MiB that a broker without keys does without.
+    # Imported here to save 9 MiB in a broker without keys.
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(_key(name, digits))

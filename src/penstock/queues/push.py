@@ -1,7 +1,7 @@
-"""Push: validate, name, append. Requests that arrive together share one call and one commit.
+"""Push: validate, assign transaction ids, append. Concurrent requests share a call and a commit.
 
 Repeating a call whose outcome is unknown is safe: transaction ids are fixed before the first
-attempt and unique in their partition, so what was stored shows up as a duplicate.
+attempt and unique in their partition, so a message that was stored is answered as a duplicate.
 """
 
 import asyncio
@@ -28,14 +28,11 @@ from penstock.queues.types import Item, ItemOutcome, Status
 T = TypeVar("T")
 Log = tuple[str, str]  # queue, partition
 
-ENCRYPTED_BYTES = 1 << 12  # that are encrypted in the time of one more item
-MAX_LOOKUPS = 4  # how often queues that changed are looked up again
-# A message counts once more for each of these bytes: large ones must not add up to a call of a
-# gigabyte.
+ENCRYPTED_BYTES = 1 << 12  # encrypting these takes as long as one more item
+MAX_LOOKUPS = 4  # attempts to look up queues that changed
+# A message counts as one more per so many bytes, so that large messages do not make a huge call.
 HEAVY_BYTES = 1 << 15
-ENOUGH = (
-    200  # messages that are worth a second call beside one under way (docs/decisions/queues.md)
-)
+ENOUGH = 200  # messages that justify a second call beside a running one (docs/decisions/queues.md)
 
 
 class Pusher:
@@ -50,13 +47,13 @@ class Pusher:
         self._catalog, self._waiting = context.catalog, context.waiting
         self._exchanges = exchanges
         self._pushed = pushed
-        self._delayed = delayed  # messages for these moments were stored
+        self._delayed = delayed  # called with the due times of stored delayed messages
         self.batcher: Batcher[list[Item], list[ItemOutcome]] = Batcher(
             self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
     def named(self, items: list[Item]) -> list[Item]:
-        """The items with their names. Those without an id are copied: they may be used again."""
+        """Return the items with transaction ids. Items without one are copied, not changed."""
         items = [item if item.transaction_id else copy(item) for item in items]
         name_items(items, self._catalog.partitions)
         return items
@@ -64,7 +61,7 @@ class Pusher:
     async def _append(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[ItemOutcome] | PenstockError]:
-        """The call for some requests. Only the first attempt takes for waiting pops."""
+        """Append the items of several requests. Only the first attempt takes for waiting pops."""
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         served: Served | None = {} if self._waiting.pops and not again else None
         answers = await self.store(items, self._catalog, again=again, served=served)
@@ -93,9 +90,8 @@ class Pusher:
         served: Served | None = None,
         fetch: Fetch | None = None,
     ) -> list[ItemOutcome | PenstockError]:
-        """Append items, through `fetch` where they are part of a transaction. Look up again what
-        turns out to be stale. With `served` the first call also takes for waiting pops, and counts
-        them there.
+        """Append items, through `fetch` if they are part of a transaction. Look up stale queues and
+        try again. With `served`, the first call also takes for waiting pops and counts them there.
         """
         batch = AppendBatch(items, catalog, self._keys, again)
         for turn in range(MAX_LOOKUPS):
@@ -122,10 +118,8 @@ class Pusher:
         answers: Sequence[ItemOutcome | PenstockError],
         served: Served | None = None,
     ) -> None:
-        """Count what was queued and wake pops that wait for it, but for those of a queue and group
-        that were `served`.
-        """
-        queued: dict[str, list[Any]] = {}  # the partition of each message, by queue
+        """Count queued messages and wake the pops that wait for them, except those in `served`."""
+        queued: dict[str, list[Any]] = {}  # partition ids of the messages, by queue
         dues: list[datetime] = []
         for answer in answers:
             if not isinstance(answer, ItemOutcome):
@@ -145,7 +139,7 @@ class Pusher:
 
 
 class AppendBatch:
-    """The items of a call, and their answers. It is sent again as long as some are stale."""
+    """The items of a call and their answers. It is sent again while some items are stale."""
 
     def __init__(
         self, items: list[Item], catalog: QueueCatalog, keys: EncryptionKeys, again: bool
@@ -153,14 +147,14 @@ class AppendBatch:
         self.answers: list[Any] = [None] * len(items)  # ItemOutcome or PenstockError; None: not yet
         self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
         self._items, self._catalog, self._keys = items, catalog, keys
-        self._again = again  # an attempt before may have stored them
-        # What is sent: partitions in order, each with the indexes of its items, in order
+        self._again = again  # an earlier attempt may have stored them
+        # The order sent: partitions, each with the indexes of its items
         self._sent: list[tuple[int, list[int]]] = []
-        # Indexes of items that repeat the id of an earlier one, and of that one, answered first
+        # (item, earlier item with the same id): the earlier one is answered first
         self._repeats: list[tuple[int, int]] = []
 
     async def arguments(self) -> AppendArguments | None:
-        """What to send, sorted by partition; None: nothing is left to be sent."""
+        """Return the arguments, sorted by partition; None: there is nothing to send."""
         items, catalog, partitions = self._items, self._catalog, self._catalog.partitions
         logs: dict[Log, dict[str | None, int]] = {}  # the index of each transaction id
         self._repeats = []
@@ -217,8 +211,8 @@ class AppendBatch:
         )
 
     async def _seal(self, queues: set[str]) -> dict[int, Sealed]:
-        """Encrypt the items of these queues; the results by index. Without a key the items are
-        answered instead, and not sent.
+        """Encrypt the items of these queues. Return the results by index. Without a key, answer the
+        items with an error instead of sending them.
         """
         sealed: dict[int, Sealed] = {}
         work = 0
@@ -240,7 +234,7 @@ class AppendBatch:
         return sealed
 
     async def fill(self, appended: AppendedRow) -> None:
-        """Take over what `append` returned; what is stale stays without an answer."""
+        """Fill in answers from the row of `append`. Stale items stay without an answer."""
         stale = list(self.stale)
         n = rested = 0
         for partition, indexes in self._sent:
@@ -280,12 +274,12 @@ class AppendBatch:
         self.stale = stale
 
     def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> ItemOutcome:
-        """The answer of an item in a call that did not just queue everything."""
+        """Return the answer of an item in a call with mixed outcomes."""
         item, seq = self._items[index], appended.seqs[n]
         assert appended.statuses is not None
         status = cast(Status, appended.statuses[n])
         if status == "duplicate" and self._again and item.fresh:
-            status = "queued"  # nobody else can have made an id that is fresh: it was us
+            status = "queued"  # we generated this id, so an earlier attempt stored it
         message_id = None if seq is None else self._catalog.message_uuid(partition, seq)
         due_at = None if appended.due_ats is None else appended.due_ats[n]
         partition_id = self._catalog.partition_uuid(partition)
@@ -300,7 +294,7 @@ def answer_of(
     partition_id: str = "",
     due_at: datetime | None = None,
 ) -> ItemOutcome:
-    """What became of an item."""
+    """Return the outcome of an item."""
     if status == "queued" and due_at is not None:
         status = "scheduled"
     if status == "duplicate":
@@ -318,8 +312,8 @@ def answer_of(
 
 
 def name_items(items: list[Item], checked: Collection[Log]) -> None:
-    """Check items and give each a transaction id, in place; the first bad one refuses all. The
-    names of `checked` partitions are fine.
+    """Check items and assign transaction ids in place. Raise at the first invalid item. The names
+    of `checked` partitions are known to be valid.
     """
     named: list[str] = []
     nameless: list[Item] = []
@@ -345,7 +339,7 @@ def logs_of(items: Iterable[Item]) -> set[Log]:
 
 
 def unordered_of(items: Iterable[Item]) -> set[str]:
-    """The queues that have no order if these items create them."""
+    """Return the queues that would be unordered if these items created them."""
     return {item.queue for item in items if item.ordering == "none"}
 
 
@@ -358,16 +352,14 @@ def _unless_empty(values: list[T]) -> list[T] | None:
 
 
 def joined(values: list[bytes]) -> tuple[bytes, str]:
-    """Values as `append` takes them: their bytes, and where each begins and the last one ends as
-    the text of an array.
-    """
+    """Return values as arguments of `append`: their bytes, and their bounds as an array's text."""
     bounds = list(accumulate(map(len, values), initial=1))
     return b"".join(values), f"{{{str(bounds)[1:-1]}}}"
 
 
 def random_ids(count: int) -> list[str]:
-    """Transaction ids (UUIDs of version 4) for messages whose producers gave none. Many at once:
-    asking the system for random bytes is what takes the time.
+    """Return transaction ids (UUIDs of version 4). One system call gets the random bytes of all,
+    because the call is the slow part.
     """
     digits = os.urandom(16 * count).hex()
     return [

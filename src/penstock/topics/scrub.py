@@ -1,24 +1,23 @@
-"""The scrub: sealed segments are read again every so often, slowly, and checked, before anyone
-needs what has rotted.
+"""The scrub: read and check sealed segments slowly in the background, to find damage early.
 
 A pass goes through the topics by name and their sealed segments in order. A segment is checked in
-steps of about a megabyte: each runs in the pool, then the loop waits as long as `scrub_rate` asks,
-so the scrub holds no thread while it waits and ends as soon as the broker stops. What it reads
-comes from the disk and leaves the page cache again.
+steps of about a megabyte. Each step runs in the pool, then the loop waits to keep to `scrub_rate`.
+So the scrub holds no thread while it waits, and ends as soon as the broker stops. It reads from the
+disk and drops the pages from the page cache.
 
-Checked is what `verify` checks of a sealed segment: every batch against its CRC32C, every index row
-against the record it points at, every sidecar row against its own checksum. A batch that fails is
-read a second time; if it fails again it is a hole from then on, as one that recovery finds:
-reported, counted, in `damage.json`, and `Damaged` to whoever reads it.
+The checks are those of `verify`: every batch against its CRC32C, every index row against its
+record, every sidecar row against its own checksum. A batch that fails is read a second time. If it
+fails again, it becomes a hole, as in recovery: it is logged, counted and noted in `damage.json`,
+and reading it raises `Damaged`.
 
-A pass ends with the shared topics, on the broker that moves them (`shared.verify`). What it finds
-there is logged and counted.
+A pass ends with the shared topics, on the broker that moves them (`shared.verify`). Damage there is
+only logged and counted.
 
-Segments may be deleted, compacted or swapped meanwhile. A step reads through the segment's own open
-files, and its findings count only if the topic still has that segment.
+Segments may be deleted, compacted or swapped during a check. A step reads through the segment's own
+open files, and its findings count only if the topic still has that segment.
 
-`.penstock/scrub.json` says how far the running pass is, and what the last one came to. It is a
-hint: written now and then and not synced; without it, or when it is damaged, a pass starts over.
+`.penstock/scrub.json` stores the position of the running pass and the result of the last one. It is
+a hint, written now and then and not synced. If it is missing or damaged, a pass starts over.
 """
 
 import asyncio
@@ -44,11 +43,10 @@ log = logging.getLogger("penstock.topics")
 
 STATE = "scrub.json"
 SAVE_SECONDS = 10.0
-START_SECONDS = 60.0  # a broker that was just started has more urgent things to read
-# Whatever a segment's files may do to the code that reads them: it is reported, and the
-# others are checked.
+START_SECONDS = 60.0  # leave the disk to a broker that was just started
+# Errors that damaged files may cause. They are reported; the other segments are still checked.
 CANNOT_CHECK = (Damaged, StorageFailed, OSError, ValueError, LookupError, ArithmeticError)
-CPU_SHARE = 0.2  # of one core, at most: small batches cost more time than their bytes say
+CPU_SHARE = 0.2  # of one core, at most: `scrub_rate` does not limit the cost of small batches
 
 
 class ScrubState(msgspec.Struct, kw_only=True):
@@ -56,15 +54,14 @@ class ScrubState(msgspec.Struct, kw_only=True):
 
     current: Pass | None = None
     last: Pass | None = None
-    # the current pass is done with this topic's segments up to `base`, and with the topics before
-    # it
+    # the current pass has checked the topics before this one, and its segments up to `base`
     topic: str = ""
     base: int = -1
 
 
 class Scrub:
-    """The task in the background. `shared()` checks the shared topics, if this broker is the one to
-    do it: the bytes of each of their ranges, and what is wrong with it.
+    """The background task. If this broker moves the shared topics, `shared()` checks them, and
+    yields the bytes and the faults of each range.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class Scrub:
         metrics: Metrics,
     ) -> None:
         self._context = context
-        self._topics = topics  # those there are when it is asked
+        self._topics = topics  # iterates over the current topics
         self._shared = shared
         self._path = private / STATE
         self._state = ScrubState()
@@ -117,7 +114,7 @@ class Scrub:
         self._task = None
 
     def ask(self) -> None:
-        """Begin a pass now, unless one is under way."""
+        """Begin a pass now, unless one is running."""
         self._asked.set()
 
     def status(self) -> ScrubStatus:
@@ -166,7 +163,7 @@ class Scrub:
         self._asked.clear()
 
     async def _wait(self, seconds: float) -> None:
-        """That long, or until someone asks for a pass."""
+        """Wait for `seconds`, or until someone asks for a pass."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._asked.wait()
@@ -214,7 +211,7 @@ class Scrub:
                 self._bytes.add(read)
                 await self._pause(read, busy)
             else:
-                return  # deleted or swapped: its faults are of no use
+                return  # deleted or swapped: its faults do not count
         except CANNOT_CHECK as error:
             if not _is_of(topic, segment):
                 return
@@ -271,11 +268,11 @@ class Scrub:
         try:
             await self._context.run(self._context.fs.replace, self._path, data, sync=False)
         except StorageError as error:
-            log.warning("how far the scrub is could not be noted: %s", error)
+            log.warning("the position of the scrub could not be saved: %s", error)
 
 
 def _following(topic: Topic, base: int) -> Segment | None:
-    """The next segment to check, if there is one."""
+    """Return the next segment to check, if there is one."""
     sealed = () if topic.ending else topic.segments[:-1]
     return next((one for one in sealed if one.local and one.base > base), None)
 
@@ -285,7 +282,7 @@ def _is_of(topic: Topic, segment: Segment) -> bool:
 
 
 def _step(steps: Iterator[int]) -> tuple[int, float]:
-    """Bytes read (-1: that was all), and the processor time it took."""
+    """Run a step. Return the bytes read (-1: the end) and the processor time."""
     began = time.thread_time()
     read = next(steps, -1)
     return read, time.thread_time() - began

@@ -1,13 +1,12 @@
 """A topic of a Kafka cluster, through an idempotent producer of librdkafka.
 
-Records keep key, headers and timestamp, where they have any; the key decides the partition as in
-Kafka's own clients. librdkafka numbers the records and retries by itself, for as long as it takes:
-a batch that was not answered in time stays with it, and the next attempt waits for the same answer
-instead of sending the batch again. So an outage of the cluster, however long, leaves no duplicates;
-a kill of this broker repeats the batches that were on their way.
+Records keep their key, headers and timestamp. The key decides the partition as in Kafka's own
+clients. librdkafka numbers the records and retries without a limit. After a timeout, the next
+attempt waits for the same answer instead of sending the batch again. So an outage of the cluster
+leaves no duplicates, however long it is. A kill of this broker repeats the batches in flight.
 
-Records of a batch are answered one by one. What was delivered of a batch is remembered while its
-other records are retried or cut out.
+Kafka answers each record of a batch. Delivered records are remembered while the others are retried
+or cut out.
 """
 
 import asyncio
@@ -42,8 +41,8 @@ ADDRESS_ERRORS = (
 )
 TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 REFUSED_ERRORS = ("INVALID_RECORD", "INVALID_TIMESTAMP", "INVALID_MSG")
-POLL_SECONDS = 0.5  # that the thread waits for answers before it checks whether to end
-MAX_REMEMBERED = 1000  # batches that were delivered in part
+POLL_SECONDS = 0.5  # wait for answers before the thread checks whether to end
+MAX_REMEMBERED = 1000  # partly delivered batches
 
 
 @destination("kafka")
@@ -71,7 +70,7 @@ class Sending:
 
     loop: asyncio.AbstractEventLoop
     remaining: int  # records without an answer
-    errors: dict[int, Any] = field(default_factory=dict)  # KafkaError, by the record's place
+    errors: dict[int, Any] = field(default_factory=dict)  # KafkaError, by the record's index
     done: asyncio.Event = field(default_factory=asyncio.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -85,7 +84,7 @@ class Sending:
 
 
 class PolledProducer:
-    """A producer of librdkafka, and the thread on which it calls back."""
+    """A producer of librdkafka, and the thread that runs its callbacks."""
 
     def __init__(self, library: Any, settings: dict[str, Any]) -> None:
         self._library = library
@@ -112,7 +111,7 @@ class PolledProducer:
         self._work.set()
 
     def _poll(self) -> None:
-        """Have the producer call back; sleep while it has nothing to answer."""
+        """Run the producer's callbacks. Sleep while no answers are outstanding."""
         while not self._ending:
             self._producer.poll(POLL_SECONDS)
             self._work.clear()
@@ -134,7 +133,7 @@ class KafkaDestination(Destination):
         self._settings = {
             **target.settings(),
             "enable.idempotence": True,
-            "message.timeout.ms": 0,  # librdkafka does not give up: another copy could be stored
+            "message.timeout.ms": 0,  # never give up: a new attempt could store a second copy
             "partitioner": "murmur2_random",  # as Java's clients
             "compression.type": target.codec,
             "linger.ms": 0,
@@ -143,8 +142,8 @@ class KafkaDestination(Destination):
         }
         self._producer: PolledProducer | None = None
         self._problem: Any = None  # the last error of the connection, until an answer comes
-        self._waiting: dict[str, Sending] = {}  # batches that were not answered in time, by key
-        self._delivered: dict[str, set[int]] = {}  # places in blocks delivered in part, by key
+        self._waiting: dict[str, Sending] = {}  # batches that timed out, by key
+        self._delivered: dict[str, set[int]] = {}  # record indexes of partly delivered blocks
 
     async def stop(self) -> None:
         if self._producer is not None:
@@ -163,7 +162,7 @@ class KafkaDestination(Destination):
             async with asyncio.timeout(self._target.timeout):
                 await sending.done.wait()
         except BaseException as error:
-            # The next attempt asks for the same answer, which may have come in this very moment.
+            # The next attempt waits for the same answer, which may have just arrived.
             self._waiting[batch.key] = sending
             if isinstance(error, TimeoutError):
                 raise self._unanswered() from None
@@ -212,11 +211,11 @@ class KafkaDestination(Destination):
         )
 
     def _meaning(self, errors: Iterable[Any]) -> Exception:
-        """Return what the errors of records mean for their batch."""
+        """Return the error for a batch, given the errors of its records."""
         by_name = {error.name(): error for error in errors}
         text = "; ".join(sorted({error.str() for error in by_name.values()}))
         if any(error.fatal() for error in by_name.values()) and self._producer is not None:
-            self._producer.end()  # it takes nothing more: another one begins
+            self._producer.end()  # it accepts no more records: replace it
             self._producer = None
             return RetryLater("server_error", text)
         if by_name.keys() & set(DENIED_ERRORS):

@@ -1,10 +1,10 @@
 """A PostgreSQL table, filled with COPY.
 
-Each record goes whole into one column (text, json, jsonb or bytea), or with `columns` its keys are
-columns, and what it does not name gets the column's default. With `once` the keys of batches are
-remembered in table penstock_exported, in the same transaction: a batch that is sent again after a
-lost answer changes nothing, and each record is in the table exactly once. Keys older than a week
-are forgotten. A record the table refuses (constraint, type) is isolated like any bad record.
+Each record is stored in one column (text, json, jsonb or bytea). With `columns`, its keys are
+columns instead, and missing keys get the column's default. With `once`, the same transaction stores
+the key of the batch in table penstock_exported: repeating a batch after a lost answer changes
+nothing, so each record is stored exactly once. Keys are deleted after a week. A record that the
+table refuses (constraint, type) is isolated like any bad record.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from penstock.export.destinations import (
 )
 
 KEYS_TABLE = "penstock_exported"
-KEYS_INTERVAL = "7 days"  # for which keys are remembered
-FORGET_SECONDS = 3600.0  # between two deletions of older ones
-# By the class of SQLSTATE. Denied: login, no such database, schema or table, or no right to it.
+KEYS_INTERVAL = "7 days"  # age at which keys are deleted
+FORGET_SECONDS = 3600.0  # between two deletions of old keys
+# By the class of SQLSTATE. Denied: login, missing database, schema or table, or no privilege.
 MEANINGS = {
     **dict.fromkeys(("22", "23", "P0", "44"), BatchRefused),
     **dict.fromkeys(("28", "3D", "3F", "42"), Denied),
     "54": TooBig,
 }
-MAX_NAME_BYTES = 63  # PostgreSQL cuts longer names, and then they are others
+MAX_NAME_BYTES = 63  # PostgreSQL truncates longer names
 FILE_PARAMETERS = frozenset(
     ("sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile", "service", "servicefile")
 )
@@ -50,7 +50,7 @@ FILE_PARAMETERS = frozenset(
 
 @dataclass(slots=True)
 class Rows:
-    """Records with the number of their shape, the keys of each shape, what is wrong."""
+    """Records with the number of their shape, the keys of each shape, and a problem, if any."""
 
     records: list[tuple[int, str]]
     shapes: list[tuple[str, ...]]
@@ -93,7 +93,7 @@ class PostgresTarget(Target):
         if files and not stored:
             raise ConfigError(
                 f"destination.url names files of the broker ({', '.join(sorted(files))}): "
-                "a route that needs them belongs into the broker's configuration"
+                "a route that needs them belongs in the broker's configuration"
             )
         return self
 
@@ -102,13 +102,13 @@ class PostgresTarget(Target):
 
 
 class PostgresDestination(Destination):
-    """Connects when it sends: the database may be down now and up later."""
+    """Connect when sending: the database may be down at the start."""
 
     def __init__(self, target: PostgresTarget) -> None:
         self._target = target
         schema, _, self._table = target.table.rpartition(".")
         self._schema = schema or None
-        self._columns: dict[str, str] = {}  # of the table as last seen, with their types
+        self._columns: dict[str, str] = {}  # column types, as last read from the table
         self._pool: Any = None
         self._prepared_tables = False
         self._forgot_at = time.monotonic()
@@ -140,7 +140,7 @@ class PostgresDestination(Destination):
         except TimeoutError as error:
             raise RetryLater("timeout", f"no answer within {self._target.timeout:g} s") from error
         except asyncpg.PostgresError as error:
-            self._prepared_tables = False  # it may have been recreated with other columns
+            self._prepared_tables = False  # the table may have been recreated
             raise _meaning(error) from error
         except (OSError, asyncpg.InterfaceError) as error:
             raise RetryLater("network", str(error) or type(error).__name__) from error
@@ -199,7 +199,7 @@ class PostgresDestination(Destination):
         if rows.bad is not None:
             raise BatchRefused(rows.bad)
         if not all(name in self._columns for shape in rows.shapes for name in shape):
-            await self._read_columns(connection)  # perhaps it has them by now
+            await self._read_columns(connection)  # they may have been added
         columns = [
             [_quote(name) for name in shape if name in self._columns] for shape in rows.shapes
         ]

@@ -1,13 +1,13 @@
 """A block: one batch of records in a send queue, in memory or in a chunk file.
 
 On disk a block is framed as in metrics-governor (an 8-byte head: length, bit 63 = snappy). Our own
-fields follow inside the frame, in front of the body. All numbers are little-endian.
+fields come first inside the frame, then the body. All numbers are little-endian.
 
     offset size
     0      8    bits 0-61: length of everything after this field; bit 63: the body is snappy
-    8      4    magic "PSB1": lets a reader find the next block behind a damaged one
-    12     4    CRC32C of bytes 16 to the end of the block, begun with the block's place in the
-                stream modulo 2^32
+    8      4    magic "PSB1": lets a reader find the next block after a damaged one
+    12     4    CRC32C of bytes 16 to the end of the block; its initial value is the block's place
+                in the stream modulo 2^32
     16     1    encoding of the body (see `payload`): 0 frames, 1 ndjson, 2 json, 3 raw
     17     1    compression of the body: 0 none, 1 snappy (raw format), 2 zstd, 3 gzip
     18     2    0
@@ -20,16 +20,15 @@ fields follow inside the frame, in front of the body. All numbers are little-end
     60     4    length of the body when decompressed
     64          body
 
-`before` is what keeps the accounting exact when blocks between two good ones are destroyed: their
-records can be counted although they cannot be read any more. The place in the checksum makes a
-block valid where it was written and nowhere else: a record that is itself a piece of a chunk file
-is never taken for one of our blocks.
+`before` keeps the accounting exact when blocks are destroyed: the next good block tells how many
+records they had. The place in the checksum makes a block valid only where it was written: a record
+that is itself a piece of a chunk file is never taken for a block.
 
-A `ChunkReader` opens its own handles and names every position, so it never shares one with the
-writer, and it never looks behind `readable`, where the writer may be at work. It reads blocks whole
-(`walk`), one by its place (`block_at`), or passes over them without making them (`pass_over`),
-which is how a start finds its way through millions of blocks. It skips bytes that are not a
-block, one by one if need be, and reports them to the caller.
+A `ChunkReader` opens its own file handles and passes every position explicitly, so it shares none
+with the writer. It never reads past `readable`, where the writer may be writing. It reads blocks in
+order (`walk`), reads one block (`block_at`), or skips blocks without decoding them (`pass_over`),
+which lets a start scan millions of blocks. It skips bytes that are not a block and reports them to
+the caller.
 """
 
 import re
@@ -51,7 +50,7 @@ HEAD = struct.Struct("<Q4sI")
 FIELDS = struct.Struct("<BBHQQQQIII")
 HEADER_SIZE = HEAD.size + FIELDS.size  # 64
 MAGIC = b"PSB1"
-_SCAN = struct.Struct("<Q4sI4xQ")  # the head, and the sequence number behind it
+_SCAN = struct.Struct("<Q4sI4xQ")  # the head and the sequence number
 _PLACE = (1 << 32) - 1
 NO_POSITION = (1 << 64) - 1
 NO_SEQUENCE = 1 << 64
@@ -59,18 +58,17 @@ LENGTH_MASK = (1 << 62) - 1
 SNAPPY_BIT = 1 << 63
 SNAPPY = 1
 READ_BYTES = 1 << 20  # read at a time
-STREAM_END = 1 << 62  # behind every place
+STREAM_END = 1 << 62  # greater than every place
 INDEX_STEP_BYTES = 256 << 10  # between two entries of a chunk's index, at least
 _CHUNK_NAME = re.compile("[0-9a-f]{16}")
 _body, _records = attrgetter("body"), attrgetter("records")
 
 
 class Block(msgspec.Struct, gc=False):
-    """`offset` is the place in the queue's endless byte stream; -1 while the block is in memory
-    only.
+    """`offset` is the place in the queue's endless byte stream; -1 if the block is only in memory.
 
-    A struct made in C, and none the garbage collector looks at: a queue holds many, and they refer
-    to nothing but bytes and numbers.
+    A queue has many blocks, so they are C structs. The garbage collector does not track them: they
+    refer only to bytes and numbers.
     """
 
     body: bytes
@@ -84,7 +82,7 @@ class Block(msgspec.Struct, gc=False):
     before: int = 0
     attempts: int = 0
     offset: int = -1
-    # Ranges of records still to be sent, last one first; None = all as one.
+    # Ranges of records still to be sent, last range first; None = all, in one range.
     remaining: list[tuple[int, int]] | None = None
     dead: int = 0  # records of this block already in the dead letters
 
@@ -107,7 +105,7 @@ def records_of(blocks: Sequence[Block]) -> int:
 
 
 def encode_header(block: Block) -> bytes:
-    """Return the 64 bytes in front of the body of a block at its `offset`."""
+    """Return the 64-byte header of a block at its `offset`."""
     fields = FIELDS.pack(
         block.encoding,
         block.compression,
@@ -128,7 +126,7 @@ def encode_header(block: Block) -> bytes:
 
 
 def block_length(data: bytes | memoryview, at: int) -> int:
-    """Return the whole length of the block whose header is at `at`; raises if there is none."""
+    """Return the total length of the block at `at`. Raise Damaged if there is no header."""
     if len(data) - at < HEADER_SIZE:
         raise Damaged("no whole block header")
     length, magic, _ = HEAD.unpack_from(data, at)
@@ -159,8 +157,8 @@ def decode_block(data: bytes, at: int, offset: int, *, with_body: bool = True) -
 def pass_blocks(data: bytes, place: int, below: int = NO_SEQUENCE) -> tuple[int, int, int]:
     """Pass undamaged blocks below the sequence number `below` quickly, without decoding them.
 
-    `data` begins at `place` of the stream. Returns where it ended, and sequence number and start of
-    the last block it passed (-1, -1 when there was none).
+    `data` begins at `place` of the stream. Returns where it stopped, and the sequence number and
+    start of the last block that it skipped (-1, -1 if there was none).
     """
     view, size = memoryview(data), len(data)
     checksum_of, unpack = crc32c.crc32c, _SCAN.unpack_from
@@ -183,7 +181,7 @@ def pass_blocks(data: bytes, place: int, below: int = NO_SEQUENCE) -> tuple[int,
 class BlockFile:
     start: int  # place of the first byte in the stream
     path: Path
-    size: int  # bytes that count; a chunk whose fsync failed may hold more
+    size: int  # valid bytes; after a failed fsync, the file may be longer
     base: int  # lowest sequence number in it
     stop: int  # sequence number after its last block
     index: list[tuple[int, int]] = field(default_factory=list)  # some (sequence, place), in order
@@ -193,20 +191,18 @@ class BlockFile:
         return self.start + self.size
 
     def append_mark(self, sequence: int, place: int) -> None:
-        """Add a place behind all others, for the writer. A reader may be marking at the same
-        time.
-        """
+        """Add a place after all others (writer). A reader may call `mark` at the same time."""
         if not self.index or place - self.index[-1][1] >= INDEX_STEP_BYTES:
             self.index.append((sequence, place))
 
     def mark(self, sequence: int, place: int) -> None:
-        """Add the place of a block, for the reader, unless a place close by is there."""
+        """Add the place of a block (reader), unless the index has a place close by."""
         at = bisect_right(self.index, (sequence, place))
         if at == 0 or place - self.index[at - 1][1] >= INDEX_STEP_BYTES:
             self.index.insert(at, (sequence, place))
 
     def near(self, sequence: int) -> int:
-        """Return the place of a block at or in front of `sequence`."""
+        """Return the place of a block at or before `sequence`."""
         at = bisect_right(self.index, sequence, key=lambda entry: entry[0]) - 1
         return self.index[at][1] if at >= 0 else self.start
 
@@ -220,7 +216,7 @@ def chunk_files(fs: Fs, directory: Path, end: int = STREAM_END) -> Iterator[Bloc
 
 
 class ChunkReader:
-    """One at a time may use it."""
+    """Not thread-safe."""
 
     def __init__(self, fs: Fs) -> None:
         self._fs = fs
@@ -239,9 +235,7 @@ class ChunkReader:
     def walk(
         self, chunk: BlockFile, place: int, bad: list[tuple[int, int]], *, with_body: bool = True
     ) -> Iterator[Block]:
-        """Yield blocks from `place` to the chunk's end; `bad` collects the byte ranges without
-        any.
-        """
+        """Yield blocks from `place` to the chunk's end. `bad` collects the ranges between them."""
         end = self._end(chunk)
         data, data_at = b"", place  # `data` is the stream from `data_at`
         while place < end:
@@ -255,7 +249,7 @@ class ChunkReader:
             try:
                 length = block_length(data, at)
                 if length > end - place:
-                    raise Damaged("the length leads out of the chunk")
+                    raise Damaged("the length exceeds the chunk")
                 if len(data) - at < length:
                     size = max(length, min(READ_BYTES, end - place))
                     data, data_at, at = self.read_at(chunk, place, size), place, 0
@@ -269,7 +263,7 @@ class ChunkReader:
             place += length
 
     def block_at(self, chunk: BlockFile, place: int) -> Block | None:
-        """Return the block that begins at `place`, if there is one, and read no more than it."""
+        """Return the block that begins at `place`, if there is one, and read nothing else."""
         end = self._end(chunk)
         if not chunk.start <= place <= end - HEADER_SIZE:
             return None
@@ -282,11 +276,10 @@ class ChunkReader:
             return None
 
     def pass_over(self, chunk: BlockFile, place: int, below: int = NO_SEQUENCE) -> tuple[int, int]:
-        """Pass whole blocks from `place` on, up to the first that is damaged or not below the
-        sequence number `below`.
+        """Skip whole blocks from `place` to the first that is damaged or not below the sequence
+        number `below`, and mark places in the chunk's index.
 
-        Returns where it stopped and where the last block it passed begins (-1: it passed none).
-        Marks places on its way in the chunk's index.
+        Returns where it stopped and where the last skipped block begins (-1: none).
         """
         end, last, window = self._end(chunk), -1, READ_BYTES
         while place < end:
@@ -306,9 +299,7 @@ class ChunkReader:
         return place, last
 
     def seek(self, chunk: BlockFile, sequence: int) -> int:
-        """Return where the first block not below `sequence` begins, or the end. Damage is passed
-        over.
-        """
+        """Return where the first block not below `sequence` begins, or the end. Skip damage."""
         end = self._end(chunk)
         place, _ = self.pass_over(chunk, chunk.near(sequence), sequence)
         while place < end and self.block_at(chunk, place) is None:
@@ -330,7 +321,7 @@ class ChunkReader:
         return end
 
     def close_if(self, chunk: BlockFile) -> None:
-        """Let go of the file if it is this chunk's."""
+        """Close the file if it is this chunk's."""
         if self._open is not None and self._open[0] is chunk:
             self.close()
 

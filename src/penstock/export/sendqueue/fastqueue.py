@@ -1,8 +1,8 @@
-"""FastQueue: a persistent queue of blocks in two layers, from which blocks are leased, not popped.
+"""FastQueue: a persistent queue of blocks in two layers, memory and disk, with leases.
 
-`take` leases a block; `ack` completes it; `give_back` returns it to its place in front of
-everything younger, its attempt counted. Leases are this process's: if it dies, its open blocks
-are simply still there at the next start.
+`take` leases a block, `ack` completes it, and `give_back` counts the attempt and returns the block
+to its place in front of all younger ones. Leases end with the process: the next start finds its
+open blocks again.
 """
 
 import heapq
@@ -25,7 +25,7 @@ from penstock.io.fs import DISK, Fs
 
 
 class FastQueue:
-    """`directory` None: memory only, nothing survives."""
+    """Without a `directory`, blocks are in memory only and do not survive the process."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class FastQueue:
             await self._backlog.open()
 
     async def put(self, blocks: list[Block]) -> None:
-        """Take the blocks in, as durable as the policy says, or raise and take none of them."""
+        """Store all blocks, as durably as the policy says, or raise and store none."""
         await self._writer.put(blocks)
 
     # Status
@@ -79,12 +79,12 @@ class FastQueue:
 
     @property
     def bytes(self) -> int:
-        """Return the real bytes: files on disk, and blocks that are in memory only."""
+        """Return the bytes in use: files on disk, and blocks that are in memory only."""
         return self.disk_bytes + self.memory.unwritten_bytes
 
     @property
     def backlog(self) -> bool:
-        """Return whether blocks wait on disk, and no returned one goes before them."""
+        """Return whether blocks wait on disk and no returned block is due before them."""
         return bool(self._backlog) and not self._returned
 
     def oldest_age(self) -> float:
@@ -120,9 +120,7 @@ class FastQueue:
         return block
 
     def _wants_newest(self) -> bool:
-        """Return whether the newest block in memory is next. `mixed` gives fresh blocks their
-        share.
-        """
+        """Return whether the newest block in memory is next. `mixed` applies `fresh_share`."""
         order = self.options.drain_order
         if order != "mixed" or not self._backlog:
             return order == "newest_first"
@@ -134,7 +132,7 @@ class FastQueue:
     # Completing
 
     def ack(self, block: Block, dead: int = 0) -> None:
-        """Complete a leased block: delivered, except for `dead` records in the dead letters."""
+        """Complete a leased block as delivered, except for `dead` records in the dead letters."""
         through, delivered = block.through, block.records - dead
         self._complete(
             block, BlockEntry(EntryKind.DELIVERED, 0, block.sequence, through, delivered, dead)
@@ -171,9 +169,9 @@ class FastQueue:
         self._book(BlockEntry(EntryKind.REFUSED, reason, a=records, b=blocks))
 
     async def pass_over(self, records: int, reason: int, position: int) -> None:
-        """Book records of the source as dropped, and that it was read up to `position`."""
+        """Book records of the source as dropped, and the source as read up to `position`."""
         if self.store is not None:
-            # Or power loss might keep the position and forget blocks in front of it.
+            # Otherwise power loss could keep the position and lose blocks before it.
             await self.store.sync()
         self.refuse(records, reason)
         self._book(BlockEntry(EntryKind.POSITION, value=position))
@@ -181,7 +179,7 @@ class FastQueue:
     # Making room
 
     async def drop_oldest(self, blocks: int, reason: int) -> tuple[int, int]:
-        """Drop up to `blocks` of the oldest without a lease; return how many blocks and records."""
+        """Drop up to `blocks` of the oldest blocks without a lease. Return blocks and records."""
         dropped, records = 0, 0
         while dropped < blocks and (self._returned or self._backlog or self.memory):
             block = self._oldest_returned() or self._backlog.pop_read()
@@ -196,7 +194,7 @@ class FastQueue:
         return dropped, records
 
     def _oldest_returned(self) -> Block | None:
-        """Return the block that waits for its next attempt, if it is the oldest of all."""
+        """Pop the first returned block, if it is the oldest of all."""
         if not self._returned:
             return None
         first = self._backlog.first_sequence
@@ -207,9 +205,7 @@ class FastQueue:
         return heapq.heappop(self._returned)[1]
 
     def oldest_chunk_blocks(self) -> int:
-        """Return how many blocks to drop to free the oldest chunk without a lease; 0: there is
-        none.
-        """
+        """Return how many blocks to drop to free the oldest chunk without a lease; 0: none."""
         if self.store is None:
             return 0
         chunks = self.store.chunks.chunks
@@ -228,8 +224,8 @@ class FastQueue:
     # Upkeep
 
     async def tick(self) -> None:
-        """Call about once a second: stale flush, fsync, journal, chunks, metadata. The disk may
-        refuse: what failed is tried again at the next call."""
+        """Flush stale blocks, sync, and maintain journal, chunks and metadata. Called about once a
+        second; the next call repeats what the disk refused."""
         store = self.store
         if store is None or self._writer.closed:
             return
@@ -249,8 +245,8 @@ class FastQueue:
             store.failed(error)
 
     def _hints(self) -> dict[str, int]:
-        """Return hints for the metadata. All blocks on disk before `reader_offset` are completed;
-        it is left out when all are.
+        """Return hints for the metadata. All blocks on disk before `reader_offset` are completed.
+        Without it, all blocks are.
         """
         assert self.store is not None
         hints = {"entry_count": self.count, "total_bytes": self.bytes}
@@ -270,7 +266,7 @@ class FastQueue:
         return self.store.chunks.end
 
     async def close(self) -> None:
-        """Write out memory, sync, leave metadata that spares the next start a scan, unlock."""
+        """Write out memory, sync, save metadata (so that the next start needs no scan), unlock."""
         if self._writer.closed:
             return
         await self._writer.idle()
@@ -287,15 +283,15 @@ class FastQueue:
         await store.close()
 
     def abandon(self) -> None:
-        """Let go of everything without writing: what a kill would leave behind."""
+        """Close everything without writing, as a kill would."""
         self._writer.closed = True
         if self.store is not None:
             self.store.abandon()
 
 
 async def repair(directory: Path) -> Repaired:
-    """Repair a queue that does not run: read every block, move damaged places to quarantine and
-    book their records as dropped, and shorten the journal. Return the books afterwards.
+    """Repair a stopped queue: read every block, quarantine damaged bytes, book their records as
+    dropped and shorten the journal. Return the new books.
     """
     events: Counter[str] = Counter()
 
@@ -306,6 +302,6 @@ async def repair(directory: Path) -> Repaired:
         queue = FastQueue(DISK, directory, ChunkOptions(inmemory_blocks=1), pool, on_event=count)
         await queue.open()
         while await queue._backlog.take() is not None:
-            pass  # what is damaged is booked when it is read
+            pass  # reading books the damage
         await queue.close()
     return Repaired(queue.books.accounting(), queue.count, events)

@@ -1,6 +1,4 @@
-"""Opening a sealed segment: two rows of its index are looked at, and it is scanned only when these
-are wrong.
-"""
+"""Open a sealed segment: check two rows of its index, and scan it only if one is wrong."""
 
 import numpy as np
 
@@ -83,7 +81,7 @@ def _rebuild(
 
 
 def _trust_batches(directory: TopicDirectory, segment: AiqSegment) -> None:
-    """Sealed sidecars are believed: `verify` reads them whole, lookups what they need."""
+    """Check only the last row of a sealed sidecar: `verify` and lookups check the rest."""
     file = segment.file(BATCHES)
     whole = file.size // BATCH_SIZE * BATCH_SIZE
     if whole != file.size:

@@ -30,13 +30,13 @@ class TieredFile(msgspec.Struct, frozen=True):
 
 
 class StoredSegment(msgspec.Struct, frozen=True, kw_only=True):
-    stem: str  # of the names of its files
+    stem: str  # common part of its file names
     base: int
     end: int
     rows: int
     newest: int  # append time of its newest record, microseconds
     compacted: bool = False
-    # Compaction replaced it on the owner's disk, and what replaces it is not in the tier yet.
+    # Compaction replaced it on the owner's disk; the replacement is not in the tier yet.
     superseded: bool = False
     block_bytes: int = BLOCK_BYTES
     files: dict[str, TieredFile]  # by kind
@@ -49,17 +49,17 @@ class StoredSegment(msgspec.Struct, frozen=True, kw_only=True):
 class TierManifest(msgspec.Struct, kw_only=True):
     """The owner's state of a topic as of its last sealed segment in the tier."""
 
-    tier: str  # id of the tier that it is in
+    tier: str  # id of the tier
     name: str
     incarnation: str
-    broker: str = ""  # who wrote it
-    version: int = 0  # counts its writes
+    broker: str = ""  # wrote this version
+    version: int = 0  # number of writes
     policy: str
     layout: str = "aiq"  # the format of its segments
     archived: int | None = None
     limits: TopicLimits = TopicLimits()
     segments: list[StoredSegment] = []  # in order of offsets
-    checkpoint: bytes = b""  # the file `checkpoint` of a topic that ends where these end
+    checkpoint: bytes = b""  # the topic's `checkpoint` file as of `end`
     damage: list[dict[str, Any]] = []  # the contents of `damage.json`
     format: int = FORMAT
 
@@ -91,7 +91,7 @@ class TierManifest(msgspec.Struct, kw_only=True):
         return manifest
 
     def check_names(self, where: str) -> None:
-        """Raise Damaged for names that would lead out of the directories they belong in."""
+        """Raise Damaged if a name would lead out of its directory."""
         if not is_topic_name(self.name) or not is_incarnation(self.incarnation):
             raise Damaged(f"{where} names a topic that cannot be one: {self.name!r}")
         for segment in self.segments:
@@ -128,7 +128,7 @@ class StoredObject(msgspec.Struct, frozen=True):
         return -(-self.file.size // self.block_bytes)
 
     def read_block(self, store: ObjectStore, number: int) -> bytes:
-        """Checked. Bytes that are wrong are read once more: the way may have spoilt them."""
+        """Read and check a block. Retry once if it is wrong: the transfer may be at fault."""
         start = number * self.block_bytes
         length = min(self.block_bytes, self.file.size - start)
         for _ in range(2):
@@ -145,7 +145,7 @@ class StoredObject(msgspec.Struct, frozen=True):
 
 
 def block_checksums(parts: Iterator[bytes]) -> TieredFile:
-    """Return the checksums of a file that comes in parts of BLOCK_BYTES."""
+    """Return the checksums of a file given in parts of BLOCK_BYTES."""
     size, sums = 0, []
     for part in parts:
         size += len(part)
@@ -154,7 +154,7 @@ def block_checksums(parts: Iterator[bytes]) -> TieredFile:
 
 
 def supersede(fs: Fs, directory: Path, bases: Collection[int]) -> None:
-    """Note in `tier.json` that compaction replaced these segments. May be repeated."""
+    """Mark segments in `tier.json` as replaced by compaction. Idempotent."""
     if not fs.exists(directory / TIER):
         return
     manifest = TierManifest.parse(fs.read(directory / TIER), TIER)

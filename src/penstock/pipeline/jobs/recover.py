@@ -1,20 +1,17 @@
-"""recover: buffer files of one or many brokers into PostgreSQL, when there are too many for the
-brokers' own replay.
+"""recover: push the buffer files of one or many brokers, if they are too many for the replay.
 
 The files (failover_*.buf, qos0_*.buf, also `failed/` and a dead broker's .tmp) are
-newline-delimited JSON events whose names sort by time. Files of Queen MQ are read too, whatever
-their format and name (penstock.protocol.buffer_frames). Spark reads them once, deals the partitions
-out to tasks and pushes each partition's events in order through a broker. The broker stores an
-event once per transaction id, the first of several, so nothing is looked up or remembered here, and
-a recovery may be killed and run again. Files are left where they are: remove them when the report
-says that nothing was rejected.
+newline-delimited JSON events whose names sort by time. Files of Queen MQ are read too, in any of
+their formats (penstock.protocol.buffer_frames). Spark reads them once, distributes the partitions
+to tasks and pushes each partition's events in order through a broker. The broker stores the first
+event of each transaction id, so a recovery keeps no state and may be killed and run again. It does
+not remove the files: remove them when the report says that nothing was rejected.
 
-What Spark deals out and sorts is not events but pieces: the lines of one partition in one block of
-one file. The broker gets lines with a checksum as they are in the file, so the producer, an
-encrypted payload and the checksum reach it unchanged. Other events get a line in our format.
-Spark's cost is per piece, and a request is mostly of one partition. Each task pushes on several
-connections, a partition on one of them, so that PostgreSQL works while a request is put together or
-answered.
+Spark distributes and sorts pieces: the lines of one partition in one block of one file. Its cost is
+per piece, not per event. The broker receives a line with a checksum as it is in the file, so the
+producer, an encrypted payload and the checksum are unchanged. Other events are converted to our
+format. Each task pushes on several connections, but each partition on one of them, so that
+PostgreSQL works while the task prepares the next request.
 """
 
 import re
@@ -44,36 +41,36 @@ PIECES = pa.schema(
         "number": pa.int64(),  # grows from piece to piece of a file
         "events": pa.int64(),
         "lines": pa.binary(),
-        # Lines of the block that are no event; they come as a piece of no partition.
+        # Lines of the block that are not events, in a piece without a partition.
         "unreadable": pa.int64(),
     }
 )
 IDENTITIES = pa.schema(dict.fromkeys(("queue", "partition", "transactionId"), pa.string()))
 NONE = {"queued": 0, "duplicate": 0, "buffered": 0, "unreadable": 0}
 COUNTS = pa.schema({**dict.fromkeys(NONE, pa.int64()), "error": pa.string()})
-BLOCK_BYTES = 8 << 20  # of a file, parsed at once
+BLOCK_BYTES = 8 << 20  # part of a file that is parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
-LANES_PER_TASK = 2  # connections of a task
+LANES_PER_TASK = 2  # connections per task
 Line = tuple[bytes, Event | None]
 NAME = re.compile(r"(?:failover|qos0)(?:_(.+?))?\.buf(?:\.tmp)?")
 
 
 @dataclass
 class Recovered:
-    """What was pushed, or in a dry run would be."""
+    """The counts of pushed events; of a dry run, those that would be pushed."""
 
     files: int = 0
     events: int = 0
     inserted: int = 0
     duplicate: int = 0
     buffered: int = 0
-    unreadable: int = 0  # lines that are no event, a torn last line included
+    unreadable: int = 0  # lines that are not events, including a torn last line
     rejected: list[str] = field(default_factory=list)
 
 
 def find_files(directories: list[str]) -> list[Path]:
-    """The buffer files below the directories, in the order of time."""
+    """Return the buffer files below the directories, ordered by time."""
     files: list[Path] = []
     for directory in map(Path, directories):
         if not directory.is_dir():
@@ -83,7 +80,7 @@ def find_files(directories: list[str]) -> list[Path]:
 
 
 def _replay_rank(path: Path) -> int:
-    """The order of Queen MQ's files whose names do not sort by time, before all others."""
+    """Return the sort rank of a file: some names of Queen MQ do not sort by time."""
     match = NAME.fullmatch(path.name)
     name = match and match[1]
     if name is None:
@@ -111,7 +108,7 @@ def recover(
     if not files:
         return report
     spark = activate(spark)
-    # the order of time, whatever the directory
+    # ordered by time across directories
     numbered = [(str(path), i) for i, path in enumerate(files)]
     paths = spark.createDataFrame(numbered, "path STRING, file BIGINT")
     paths = paths.repartition(min(len(files), 4 * tasks))
@@ -139,7 +136,7 @@ def recover(
 
 
 def _blocks(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[Line]]]:
-    """A file's number, and some of its lines with their events (None: not an event)."""
+    """Yield a file's number and some of its lines with their events (None: not an event)."""
     for batch in batches:
         for path, file in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             with Path(path).open("rb") as opened:
@@ -204,7 +201,7 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _identities(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield what identifies each event, for a dry run; nulls for a line that is not an event."""
+    """Yield the identity of each event, for a dry run; nulls for a line that is not an event."""
     for _, lines in _blocks(batches):
         rows = [
             (e.queue, e.partition, e.transaction_id) if e else (None, None, None) for _, e in lines
@@ -219,8 +216,8 @@ def _batch(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
 
 
 class _Lane:
-    """A connection and the thread that pushes on it, one request after the other; none after one
-    that failed, since what follows would be stored before it when the task is run again."""
+    """A connection and the thread that pushes on it. After a failed request it sends no other:
+    later events would be stored before those that the repeated task pushes."""
 
     def __init__(self, link: PushLink) -> None:
         self._link = link
@@ -231,7 +228,7 @@ class _Lane:
         self._events = self._bytes = 0
 
     def add(self, piece: bytes, events: int) -> Iterator[dict[str, Any]]:
-        """Push the piece, with others of this lane; gives what became of those before."""
+        """Push a piece together with others of this lane. Yield the results of earlier requests."""
         over = self._events + events > PUSH_EVENTS or self._bytes + len(piece) > PUSH_BYTES
         if self._events and over:
             yield from self.push()
@@ -264,7 +261,7 @@ class _Lane:
         return sum(not push.done() for push in self._pushes)
 
     def close(self) -> None:
-        """Wait for what still pushes: a task that is run again is alone with its partitions."""
+        """Wait for running requests, so that a repeated task has its partitions to itself."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._link.close()
 
@@ -286,7 +283,7 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
                         outcomes.append({"unreadable": unreadable})
                     if not events:
                         continue
-                    # pieces of one partition follow each other, on one lane
+                    # consecutive pieces of a partition stay on one lane
                     if place != (queue, partition):
                         place = (queue, partition)
                         lane = min(lanes, key=lambda lane: lane.waiting)
@@ -301,7 +298,7 @@ def _pusher(url: str, token: str | None, patience: float) -> Any:
 
 
 def _pushed(link: PushLink, lines: list[bytes]) -> list[dict[str, Any]]:
-    """Push them; one by one if the broker refuses the batch's content, so that one fails alone."""
+    """Push lines. If the broker refuses the content of the batch, push them one by one."""
     try:
         return [asdict(link.push(lines, repeatable=True))]
     except InvalidRequest as refused:

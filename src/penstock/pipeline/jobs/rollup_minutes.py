@@ -1,8 +1,8 @@
-"""The frames that `rollup` is made of: rows per minute of topics, of queues and of their groups.
+"""Build the frames of `rollup`: rows per minute of topics, of queues and of their groups.
 
-Lag needs no sampling. `history.level` is, at the end of a minute in which something changed, how
-many messages the queue stored or how many of those the group had consumed; between two changes it
-is what the later one began with, and after the last one what the counters say now.
+Lag needs no sampling. `history.level` is the number of messages stored in the queue, or consumed by
+the group, at the end of a minute with a change. Between two changes, the level is the one before
+the later change. After the last change, it is the current counter.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ from penstock.pipeline.source_columns import TIMESTAMP as TIME
 from penstock.pipeline.source_columns import ddl
 from penstock.pipeline.sources.postgres import Postgres
 
-HISTORY_PER_TASK = timedelta(hours=6)  # of history, for one task
-SMALL_QUEUE_MESSAGES = 100_000  # queues up to here are read together
+HISTORY_PER_TASK = timedelta(hours=6)
+SMALL_QUEUE_MESSAGES = 100_000  # smaller queues are read together
 QUEUES_PER_QUERY = 50
 
 
@@ -73,10 +73,10 @@ LEVELS = """
 
 @dataclass
 class Catalog:
-    """Queues and groups by number, as they were when the run began."""
+    """Queues and groups by number, as of the start of the run."""
 
     queues: dict[int, str]
-    groups: dict[int, dict[int, str]]  # of each queue
+    groups: dict[int, dict[int, str]]  # by queue
 
     @property
     def numbers(self) -> str:
@@ -86,14 +86,14 @@ class Catalog:
 def topic_minutes(
     spark: Any, broker: str, token: str | None, names: list[str], since: datetime, until: datetime
 ) -> Any:
-    """A row for every minute in which something was appended to a topic."""
+    """Return a frame with a row for every minute with an append to a topic."""
     options = {
         "broker": broker,
         "token": token or "",
         "topic": ",".join(names),
         "startingTimestamp": since.isoformat(),
         "endingTimestamp": until.isoformat(),
-        # what retention takes away meanwhile was counted by the runs before
+        # earlier runs have counted what retention deletes during this one
         "failOnDataLoss": "false",
     }
     records = (
@@ -111,7 +111,7 @@ def topic_minutes(
 def queue_minutes(
     spark: Any, postgres: Postgres, catalog: Catalog, since: datetime, until: datetime, tasks: int
 ) -> Any:
-    """A row for every minute in which something happened: of the queue, and of each group."""
+    """Return a frame with a row per queue and per group for every minute with a change."""
     levels = levels_now(postgres, catalog)
     history = postgres_frames.read(spark, postgres, history_queries(catalog, since), HISTORY)
     stored = postgres_frames.read(
@@ -124,13 +124,13 @@ def queue_minutes(
 
 
 def history_queries(catalog: Catalog, since: datetime) -> list[str]:
-    """The broker's minutes up to now: what changes after the window says what held at its end."""
+    """Return queries for the minutes up to now: later changes give the levels at the end."""
     spans = _spans(since, datetime.now(UTC) + timedelta(hours=1), HISTORY_PER_TASK)
     return [HISTORY_SQL.format(queues=catalog.numbers, **span) for span in spans]
 
 
 def _spans(since: datetime, until: datetime, length: timedelta) -> Iterator[dict[str, str]]:
-    """The time in pieces of this length, for SQL; the last one may reach beyond `until`."""
+    """Split a time span into pieces for SQL. The last one may end after `until`."""
     while since < until:
         yield {"since": since.isoformat(), "until": (since + length).isoformat()}
         since += length
@@ -153,13 +153,13 @@ def _merger(
 def merge_queue(
     rows: list[dict[str, Any]], queue: str, groups: dict[int, str], level_now: Callable[[int], int]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one queue, from what was counted of it and of its groups, with lag filled in."""
+    """Yield the rows of a queue and its groups with their lag, from their counts."""
     counted: dict[tuple[int, datetime], dict[str, Any]] = {}
     for row in rows:
         place = counted.setdefault((row["group"], row["minute"]), {"level": None, "moved": 0})
         for name, value in row.items():
             if value is not None:
-                # the history's row and that of the bytes have no column in common but the keys
+                # the history row and the bytes row share only the key columns
                 place[name] = value
     minutes = sorted({minute for _, minute in counted})
     stored = _levels(0, minutes, counted, level_now(0))
@@ -184,7 +184,7 @@ def _levels(
     counted: dict[tuple[int, datetime], dict[str, Any]],
     now: int,
 ) -> dict[datetime, int]:
-    """The level at the end of each minute; backwards: before a change it is its beginning."""
+    """Return the level at the end of each minute, going back from `now` by the changes."""
     levels, following = {}, now
     for minute in reversed(minutes):
         row = counted.get((group, minute))
@@ -197,7 +197,7 @@ def _levels(
 
 
 def levels_now(postgres: Postgres, catalog: Catalog) -> dict[tuple[int, int], int]:
-    """What the counters say: messages stored by (queue, 0), of those consumed by (queue, group)."""
+    """Return the counters: messages stored by (queue, 0), and consumed by (queue, group)."""
     rows = postgres.rows(LEVELS.format(queues=catalog.numbers))
     return {(queue, group): level for queue, group, level in rows}
 
@@ -210,8 +210,8 @@ def bytes_queries(
     until: datetime,
     tasks: int,
 ) -> list[str]:
-    """Queries over the stored messages, one task each: some small queues, or a share of a large
-    one (of its partitions, or of the time when these are fewer than tasks)."""
+    """Return queries over stored messages, one per task: some small queues, or a part of a large
+    one (by partitions, or by time if there are fewer partitions than tasks)."""
     whole = {"since": since.isoformat(), "until": until.isoformat()}
     large = [queue for queue in catalog.queues if levels.get((queue, 0), 0) > SMALL_QUEUE_MESSAGES]
     small = [str(queue) for queue in catalog.queues if queue not in large]

@@ -1,15 +1,15 @@
-"""The Parquet files of a table: written by tasks, day by day, and read by ranges of the key.
+"""The Parquet files of a table: tasks write one per day, readers read ranges of the key.
 
     <table>/date=<day>/<run>-<random>.parquet       of an archive
     <table>/<run>-<random>.parquet                  of a pipeline file's sink
 
-A task writes what it is given into one file per day, begins another when one is large enough, and
-holds at most `BUFFERED_BYTES` in memory however many days its rows belong to. A file's name is
-random, so that a task that is run twice, or killed, cannot touch what another wrote: files count
-when a commit names them (`penstock.pipeline.lake.table`), and not before.
+A task writes its rows to one file per day, and begins another when a file is large enough. It
+buffers at most `BUFFERED_BYTES`, for any number of days. File names are random, so that a task that
+is repeated or killed cannot touch the files of another. A file belongs to the table when a commit
+names it (`penstock.pipeline.lake.table`).
 
-Reading a range gives rows in the order of the key, the same rows in the same order whatever files
-they are in: a batch of a stream that is run again after a compaction has the same content.
+A range is read in the order of the key. The rows and their order do not depend on the files, so a
+stream's batch that is repeated after a compaction has the same content.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, ddl
 from penstock.protocol.names import is_relative_path
 
 FILE_BYTES = 128 << 20
-ROW_GROUP_BYTES = 32 << 20  # of one day in memory, before they are written
-BUFFERED_BYTES = 96 << 20  # of all days of a task in memory
-OPEN_FILES = 64  # of a task
-READ_BYTES = 64 << 20  # of Parquet that is read at once, about
+ROW_GROUP_BYTES = 32 << 20  # buffered for one day before they are written
+BUFFERED_BYTES = 96 << 20  # buffered for all days of a task
+OPEN_FILES = 64  # per task
+READ_BYTES = 64 << 20  # of Parquet read at once, approximately
 COMPRESSION = "zstd"
 UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -42,12 +42,12 @@ MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True)
 class Kind:
-    """What a table holds: a topic's records, a queue's messages, or any rows."""
+    """The kind of rows in a table: a topic's records, a queue's messages, or any rows."""
 
     name: str
-    key: str | None  # the column that orders rows: statistics and ranges are about it
+    key: str | None  # the column that orders rows, used for statistics and ranges
     time: str | None  # the column whose day is the partition
-    columns: pa.Schema  # that every such table has, but `date`
+    columns: pa.Schema  # columns of every such table, except `date`
 
 
 def _without(schema: pa.Schema, name: str) -> pa.Schema:
@@ -57,17 +57,17 @@ def _without(schema: pa.Schema, name: str) -> pa.Schema:
 TOPIC = Kind("topic", "offset", "timestamp", _without(TOPIC_COLUMNS, "topic"))
 QUEUE = Kind("queue", "seq", "createdAt", _without(QUEUE_COLUMNS, "queue"))
 KINDS = {"topic": TOPIC, "queue": QUEUE}
-ROWS = Kind("rows", None, None, pa.schema([]))  # of a pipeline file, in no partitions
+ROWS = Kind("rows", None, None, pa.schema([]))  # a pipeline file's sink, not partitioned
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file of a table, and what readers may skip it by."""
+    """One file of a table, with the statistics that let readers skip it."""
 
-    path: str  # below the table's root
+    path: str  # relative to the table's root
     bytes: int
     rows: int
-    date: str  # "" = in no partition
+    date: str  # "" = not partitioned
     first: int  # the smallest key
     last: int
     since: int | None = None  # the earliest time, in microseconds
@@ -111,7 +111,7 @@ FILES_DDL = ddl(_FILES)
 
 
 def as_batch(files: list[DataFile]) -> pa.RecordBatch:
-    """Files as rows of FILES_DDL: what a task answers."""
+    """Return files as rows of FILES_DDL, the output of a task."""
     return pa.RecordBatch.from_pylist([asdict(file) for file in files], schema=_FILES)
 
 
@@ -121,7 +121,7 @@ def by_tasks(
     work: Callable[[list[DataFile]], Iterator[pa.RecordBatch]],
     schema: Any,
 ) -> Any:
-    """The frame of what `work` makes of each group of files, by a task for each."""
+    """Return a frame of the results of `work`, which runs in one task per group of files."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -135,17 +135,17 @@ def by_tasks(
 
 @dataclass
 class FileWriter:
-    """Writes the rows of one task. Sent to executors."""
+    """Write the rows of one task. Sent to executors."""
 
     storage: Storage
     kind: Kind
-    schema: pa.Schema  # of the rows, without `date`
+    schema: pa.Schema  # the rows' schema, without `date`
     run: str
     file_bytes: int = FILE_BYTES
-    partition_by: tuple[str, ...] = ()  # columns of a sink's rows that are not in its files
+    partition_by: tuple[str, ...] = ()  # a sink's columns that its files omit
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: rows in, files out."""
+        """Write rows and yield the files, for `mapInArrow`."""
         yield as_batch(self.write(batches))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[DataFile]:
@@ -171,7 +171,7 @@ class FileWriter:
             for day in list(days):
                 finish(day)
         except BaseException:
-            # nobody will name these files, and a full disk needs the space
+            # no commit will name these files, and a full disk needs the space
             paths = [*(file.path for file in finished), *(one.abandon() for one in days.values())]
             with contextlib.suppress(OSError):
                 self.storage.delete(paths)
@@ -179,7 +179,7 @@ class FileWriter:
         return finished
 
     def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows of each day, or of each combination of the partition columns' values (JSON)."""
+        """Split rows by day, or by the values of the partition columns (JSON)."""
         if not rows.num_rows:
             return
         if self.kind.time is not None:
@@ -199,7 +199,7 @@ class FileWriter:
 
     @property
     def stored(self) -> pa.Schema:
-        """The columns of the files."""
+        """Return the schema of the files."""
         return pa.schema([one for one in self.schema if one.name not in self.partition_by])
 
 
@@ -228,12 +228,12 @@ class _Day:
             metadata_collector=self._footer,
         )
         self._waiting: list[pa.RecordBatch] = []
-        self.buffered = 0  # bytes of rows that wait for their row group
+        self.buffered = 0  # bytes of rows not yet in a row group
         self.used = time.monotonic()
 
     @property
     def size(self) -> int:
-        """What is in the file so far."""
+        """Return the bytes in the file so far."""
         return int(self._stream.tell())
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -249,7 +249,7 @@ class _Day:
         self._waiting, self.buffered = [], 0
 
     def close(self) -> DataFile:
-        """Finish the file; it is durable."""
+        """Finish the file durably and return it."""
         if self._waiting:
             self.flush()
         self._writer.close()
@@ -266,15 +266,15 @@ class _Day:
         )
 
     def abandon(self) -> str:
-        """Leave the file unfinished, since the task failed; its path."""
+        """Leave the file unfinished after a failure. Return its path."""
         self._writer.is_open = False  # or its finalizer would write a footer to a closed stream
-        with contextlib.suppress(OSError):  # what failed may fail again
+        with contextlib.suppress(OSError):  # the failure may recur
             self._stream.close()
         return self._path
 
 
 def _chunks(footer: Any, column: str) -> list[Any]:
-    """A column's chunks in the row groups; none when the column does not exist."""
+    """Return a column's chunks in the row groups; none if the column does not exist."""
     names = [footer.schema.column(i).path for i in range(footer.num_columns)]
     if column not in names:
         return []
@@ -283,13 +283,13 @@ def _chunks(footer: Any, column: str) -> list[Any]:
 
 
 def bounds(footer: Any, column: str) -> tuple[Any, Any]:
-    """The least and the greatest value of a column, by a Parquet file's footer."""
+    """Return the least and greatest value of a column from a Parquet file's footer."""
     groups = [chunk.statistics for chunk in _chunks(footer, column)]
     return min(group.min for group in groups), max(group.max for group in groups)
 
 
 def aligned(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The rows in the columns of the schema: others are left out, missing ones are null."""
+    """Return the rows with the schema's columns: drop others, fill missing ones with null."""
     columns = []
     for field in schema:
         if field.name not in rows.schema.names:
@@ -301,7 +301,7 @@ def aligned(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_file(storage: Storage, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A file's rows as they are stored, in bounded pieces."""
+    """Yield a file's rows as stored, in bounded batches."""
     with storage.files().open_input_file(path) as file:
         pieces = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
         for batch in pieces.iter_batches():
@@ -311,7 +311,7 @@ def read_file(storage: Storage, path: str, schema: pa.Schema) -> Iterator[pa.Rec
 def read_range(
     storage: Storage, files: Iterable[DataFile], kind: Kind, schema: pa.Schema, span: range
 ) -> Iterator[pa.RecordBatch]:
-    """The rows whose key is in `span`, by key, from all the files that may have any."""
+    """Yield the rows whose key is in `span`, ordered by key."""
     files = sorted(
         (one for one in files if one.last >= span.start and one.first < span.stop),
         key=lambda one: one.first,
@@ -334,7 +334,7 @@ def read_range(
 
 
 def _reach(files: list[DataFile], start: int, stop: int) -> int:
-    """Up to which key about READ_BYTES of the files are read at once."""
+    """Return the key up to which the files have about READ_BYTES."""
     size = 0.0
     for one in files:
         if one.last < start:
@@ -356,7 +356,7 @@ def _ascending(key: pa.ChunkedArray) -> bool:
 
 
 def _part(storage: Storage, path: str, kind: Kind, schema: pa.Schema, span: range) -> pa.Table:
-    """The rows of one file in the span; row groups without any are not read."""
+    """Return the rows of one file in the span. Skip row groups outside it."""
     key = pc.field(kind.key)
     with storage.files().open_input_file(path) as file:
         rows = parquet.read_table(

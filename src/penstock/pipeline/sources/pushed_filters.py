@@ -1,12 +1,12 @@
-"""Filters that a batch read takes over from Spark: what they exclude is not read.
+"""Filters that Spark pushes down to a batch read, so that excluded records are not read.
 
-Spark offers a read the comparisons of a WHERE clause, `date(timestamp) = d` as a range of times. A
-reader takes those over that it applies exactly, row by row; `explain("formatted")` shows them as
-PushedFilters, and Spark does not apply them again. Streams are offered none.
+Spark offers a batch read the comparisons of a WHERE clause, `date(timestamp) = d` as a range of
+times. A reader accepts the ones that it applies exactly, row by row. `explain("formatted")` shows
+them as PushedFilters, and Spark does not apply them again. Spark offers streams no filters.
 
-Spark offers filters where `spark.sql.python.filterPushdown.enabled` is true (our sessions set it).
-Its default is false, and then it refuses every reader that has a `pushFilters` of its own, instead
-of applying the filters itself. `FilteredReader` is accepted by such sessions too, and reads all.
+Pushdown needs `spark.sql.python.filterPushdown.enabled`, which our sessions set. The default is
+false, and then Spark refuses every reader that defines `pushFilters` instead of applying the
+filters itself. Such sessions accept `FilteredReader` too; it then reads everything.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +40,7 @@ class Interval:
     high: int | None = None
 
     def narrow(self, bound: Filter) -> bool:
-        """Take a comparison over; whether it could be."""
+        """Apply a comparison. Return whether that was possible."""
         number = _whole(getattr(bound, "value", None))
         if number is None:
             return False
@@ -73,12 +73,12 @@ class Interval:
 
 @dataclass
 class Names:
-    """The texts a column may have; None for any."""
+    """The values that a text column may have; None: any."""
 
     allowed: list[str] | None = None
 
     def narrow(self, bound: Filter) -> bool:
-        """Take `=` or `IN` over; whether it could be."""
+        """Apply `=` or `IN`. Return whether that was possible."""
         match bound:
             case EqualTo() | EqualNullSafe():
                 values = [bound.value]
@@ -96,7 +96,7 @@ class Names:
 
 
 class FilteredReader(DataSourceReader):
-    """A batch reader with filters by column. `columns` are those that are never NULL."""
+    """A batch reader with filters by column. `columns` must never be NULL."""
 
     def __init__(self, filters: dict[str, Interval | Names], columns: Iterable[str]) -> None:
         self._filters = filters
@@ -104,7 +104,7 @@ class FilteredReader(DataSourceReader):
         self.pushFilters = _Offer(self.take_filters)  # type: ignore[method-assign]
 
     def take_filters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Take what can be taken, and hand the rest back."""
+        """Apply the filters that this reader supports, and yield the others."""
         for bound in filters:
             path: tuple[str, ...] = getattr(bound, "attribute", ())
             column = path[0] if len(path) == 1 else ""
@@ -115,8 +115,8 @@ class FilteredReader(DataSourceReader):
 
 
 class _Offer:
-    """`pushFilters`, called like a method. To the check of sessions without filter pushdown it is
-    the one that every reader inherits."""
+    """`pushFilters` as a callable. The check of sessions without pushdown takes it for the
+    inherited method."""
 
     def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
         self._take = take
@@ -130,7 +130,7 @@ class _Offer:
 
 
 def _whole(value: object) -> int | None:
-    """A number, or a moment in microseconds since 1970."""
+    """Convert a number, or a time to microseconds since 1970."""
     if isinstance(value, datetime):
         return (value - EPOCH) // timedelta(microseconds=1) if value.tzinfo else None
     return value if type(value) is int else None

@@ -1,13 +1,12 @@
 """The topic source, batch and streaming.
 
 An offset in Spark's checkpoint is, per topic, the incarnation and the exclusive end: `{"orders":
-{"incarnation": "6f...", "next": 500}}`. The incarnation is what tells "the topic continues" from "a
-topic of the same name": without it a query would silently skip, or silently repeat, after somebody
-deleted and re-created a topic.
+{"incarnation": "6f...", "next": 500}}`. The incarnation tells a topic from a later one with the
+same name. Without it, a query would silently skip or repeat records after a topic was re-created.
 
-What a task reads is a range of offsets. Ranges depend on nothing but start, end and the options,
-never on the number of cores or the state of the log, since a batch that is run again must be cut
-into the same tasks: sinks that write exactly once rely on it.
+A task reads a range of offsets. Ranges depend only on start, end and the options, never on the
+number of cores or the state of the log. A repeated batch must be cut into the same tasks: sinks
+that write exactly once rely on it.
 """
 
 import json
@@ -51,13 +50,12 @@ from penstock.protocol.names import partition_label, split_label
 
 log = logging.getLogger("penstock.pipeline")
 
-MANY_TASKS = 64  # of one topic: more of them are worth a question each
-# From so many topics on, small ones share tasks: a task costs Spark some 20 ms, reading a few
-# records much less. These are constants, since a batch run again, also by a newer version, must be
-# cut as it was.
-GROUP_FROM = 32  # topics with something to read; fewer are a task each
-GROUP_TOPICS = 64  # of one task at most
-GROUP_RECORDS = 100_000  # of one task at most, over all its topics
+MANY_TASKS = 64  # for one topic; above this, ask the broker for gaps
+# Small topics share tasks: a task costs Spark about 20 ms, reading a few records much less. Do not
+# change these: a batch repeated by a newer version must be cut into the same tasks.
+GROUP_FROM = 32  # topics with something to read; with fewer, each has its own task
+GROUP_TOPICS = 64  # per task, at most
+GROUP_RECORDS = 100_000  # per task, at most
 REMEDY = (
     "Records were lost to this query. To resume with what remains, start it once with "
     "failOnDataLoss=false; to begin again, give it a new checkpoint."
@@ -80,13 +78,13 @@ class Range:
 
 @dataclass
 class TopicTask(InputPartition):
-    """What a task reads, one range after the other: one, or those of several small topics."""
+    """The ranges that a task reads in order: one, or those of several small topics."""
 
     ranges: list[Range]
 
 
 class TopicPlan:
-    """What is read of which topics, and how it is cut into tasks. Picklable."""
+    """Choose topics and ranges, and cut them into tasks. Picklable."""
 
     def __init__(self, options: TopicSourceOptions, columns: Sequence[str]) -> None:
         self.columns = checked_columns("topic", ALL_TOPIC_COLUMNS, columns)
@@ -110,13 +108,13 @@ class TopicPlan:
         self._all_partitions = not options.first_partition
 
     def names(self) -> list[str]:
-        """The topics that are read: as named, or those that match the pattern now."""
+        """Return the topics to read: those named, or those that match the pattern now."""
         return self.named or [
             name for name in self.topics.names() if re.fullmatch(self.given.pattern or "", name)
         ]
 
     def states(self) -> dict[str, TopicState]:
-        """By label: every partition of the topics."""
+        """Return the state of every partition of the topics, by label."""
         return dict(self.each_partition(self.names(), self.topics.state))
 
     def each_partition(
@@ -131,7 +129,7 @@ class TopicPlan:
                     yield label, look(label)
 
     def state_for_batch(self, topic: str) -> TopicState:
-        """The state, of which a batch read that begins at a given offset needs nothing before."""
+        """Return the state. A batch read from a given offset needs nothing before that offset."""
         asked = self.given.starting_offsets
         if isinstance(asked, dict) and not self.starting_at:
             return self.topics.state(topic, asked.get(topic, EARLIEST))
@@ -162,15 +160,15 @@ class TopicPlan:
         return min(max(offset, state.first), state.next)
 
     def split(self, span: Range, share: int) -> list[Range]:
-        """Tasks of nearly equal length: at least `share`, each of at most `per_task` records."""
+        """Cut a span into at least `share` ranges of nearly equal length, within the task limit."""
         total = span.end - span.start
         count = min(total, max(share, -(-total // self.given.max_records_per_partition)))
         cuts = [span.start + total * i // count for i in range(count + 1)] if count else []
         return [Range(span.topic, span.incarnation, a, b) for a, b in pairwise(cuts)]
 
     def _without_gaps(self, span: Range) -> Iterator[Range]:
-        """A span that would be very many tasks without the offsets that no record has, where these
-        are as many as a task; a start from the tier leaves out that many and more."""
+        """Cut large gaps out of a span that would otherwise be very many tasks. Adoption from the
+        tier leaves such gaps."""
         begin = at = span.start
         while (
             at < span.end
@@ -186,7 +184,7 @@ class TopicPlan:
             yield Range(span.topic, span.incarnation, begin, span.end)
 
     def tasks(self, spans: dict[str, tuple[str, int, int]]) -> list[TopicTask]:
-        """Tasks for (incarnation, start, end) by topic; the same again for the same spans."""
+        """Cut (incarnation, start, end) by topic into tasks. The same spans give the same tasks."""
         pieces = [
             piece
             for topic in sorted(spans)
@@ -207,7 +205,7 @@ class TopicPlan:
 
 
 def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
-    """Neighbouring topics together, up to the limits of a task. Only their lengths count."""
+    """Group neighbouring topics up to the limits of a task. Only their lengths count."""
     tasks: list[list[Range]] = []
     records = 0
     for (part,) in parts:
@@ -223,13 +221,13 @@ def _grouped(parts: list[list[Range]], most: int) -> list[list[Range]]:
 
 @plain_errors
 class _TaskReader:
-    """What the batch and the streaming reader share: a task's rows."""
+    """Read a task's rows, for the batch reader and the streaming reader."""
 
     plan: TopicPlan
-    _times: Interval | None = None  # microseconds; what a filter on `timestamp` leaves
+    _times: Interval | None = None  # microseconds; set by a filter on `timestamp`
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A task's rows. DataLoss when they are gone and `failOnDataLoss` is set."""
+        """Yield a task's rows. Raise DataLoss if some are gone and `failOnDataLoss` is set."""
         assert isinstance(partition, TopicTask)
         try:
             for part in partition.ranges:
@@ -291,11 +289,11 @@ class TopicReader(_TaskReader, FilteredReader):
             if start < end:
                 spans[topic] = (state.incarnation, start, end)
         o.topics.close()
-        return o.tasks(spans) or [TopicTask([])]  # Spark would make one of its own
+        return o.tasks(spans) or [TopicTask([])]  # without a task, Spark would create one
 
     def _narrowed(self, topic: str, start: int, end: int, *, ordered: bool) -> tuple[int, int]:
-        """The part of the range that can have records of the offsets and times asked for. The
-        broker finds times by whole milliseconds, where they are in order."""
+        """Narrow the range to the offsets and times that the filters allow. The broker finds times
+        by whole milliseconds, if they are in order."""
         topics, times = self.plan.topics, self._times
         if ordered and times.low is not None:
             start = max(start, topics.offset_at(topic, max(0, times.low // 1000)))
@@ -334,8 +332,8 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         self._target = self.plan.states()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next batch goes. Where it starts, all before is done: Spark itself says so
-        (`commit`) only when there is a next batch."""
+        """Return the end of the next batch. Everything before `start` is done, though Spark calls
+        `commit` only when there is a next batch."""
         _check_shape(start)
         self.commit(start)
         now = self.plan.states() if self._target is None else self._target
@@ -348,7 +346,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         if self._target is None and self._waits_for_more(sum(lags.values())):
             return start
         if not isinstance(limit, ReadAllAvailable) and self._admit(now, lags, limit) != lags:
-            for topic, state in now.items():  # a gap would be very many batches of nothing
+            for topic, state in now.items():  # a gap would be very many empty batches
                 begins[topic] = min(
                     state.next,
                     max(begins[topic], self.plan.topics.first_from(topic, begins[topic])),
@@ -359,8 +357,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
             topic: {"incarnation": state.incarnation, "next": begins[topic] + takes[topic]}
             for topic, state in now.items()
         }
-        # A topic that matched a pattern and is gone stays where it was: there is nothing more to
-        # read from it.
+        # A deleted topic keeps its offset: there is nothing more to read from it.
         return {**{topic: at for topic, at in start.items() if topic not in now}, **offsets}
 
     def _waits_for_more(self, waiting: int) -> bool:
@@ -368,9 +365,9 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return waiting > 0 and delay.holds(waiting >= delay.at_least)
 
     def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
-        """Return where reading continues in the current topic; DataLoss if not where it ended."""
+        """Return the offset to continue at. Raise DataLoss if records before it were lost."""
         if at is None:
-            return state.first  # new since the query started: all of it
+            return state.first  # new since the query started: read all of it
         resume, loss = int(at["next"]), ""
         if at["incarnation"] != state.incarnation:
             loss = (
@@ -401,7 +398,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
     def _admit(
         self, now: dict[str, TopicState], lags: dict[str, int], limit: ReadLimit
     ) -> dict[str, int]:
-        """How many records of each topic, within the limits, shared in proportion to what waits."""
+        """Return the number of records to read per topic, in proportion to its lag."""
         if isinstance(limit, ReadAllAvailable):
             return lags
         o = self.plan
@@ -411,8 +408,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         total = sum(lags.values())
         if rows and total > rows:
             share = min(share, rows / total)
-        # Sizes are known per topic, not per record: a batch of bytes is as exact as the mean record
-        # is typical.
+        # Only the mean record size of a topic is known, so a limit in bytes is approximate.
         weight = sum(lag * now[topic].mean_bytes for topic, lag in lags.items())
         if size and weight > size:
             share = min(share, size / weight)
@@ -432,7 +428,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         spans = {}
         _check_shape(end)
-        # a batch begun before is run again without asking for the latest offset first
+        # Spark repeats an unfinished batch without asking for the latest offset first.
         if not self.plan.given.pattern:
             self._refuse_vanished(end, self.plan.named)
         for topic, to in end.items():
@@ -446,7 +442,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         return self.plan.tasks(spans)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Show the position as a group. The checkpoint is the truth: a failure only warns."""
+        """Commit the position for a group, for display: a failure only warns."""
         group = self.plan.given.group
         if not group or not self.plan.topics.broker or end == self._shown:
             return

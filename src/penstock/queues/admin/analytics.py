@@ -1,6 +1,4 @@
-"""Figures per minute as `penstock pipeline run rollup` wrote them down, added up to longer
-intervals when asked for.
-"""
+"""Read the figures per minute that `penstock pipeline run rollup` wrote, summed to any interval."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,14 +23,14 @@ UPTO = "SELECT max(upto) FROM rollups"
 class Points:
     points: list[Point]
     truncated: bool
-    next: datetime | None  # ask on from here, when there was more than fits
+    next: datetime | None  # start of the next page, if truncated
 
 
 @dataclass(slots=True)
 class Totals:
-    """Messages and records per minute, of all queues and all topics; None: not rolled up."""
+    """Messages and records per minute over all queues and topics; None: not rolled up."""
 
-    upto: datetime | None  # how far; None: never
+    upto: datetime | None  # end of the last rollup; None: none has run
     minutes: list[datetime]
     pushed: list[int | None]
     delivered: list[int | None]
@@ -54,14 +52,14 @@ class Analytics:
         group: str | None = None,
         limit: int = 1000,
     ) -> Points:
-        """In order of time, then kind and name; cut between two intervals where it can be."""
+        """Return points by time, kind and name. A page ends between two intervals if it can."""
         if not since < until:
             raise InvalidRequest("`from` must be before `to`")
         if until - since > MAX_SPAN:
             raise InvalidRequest(f"`from` and `to` may be at most {MAX_SPAN.days} days apart")
         if topic and queue:
             raise InvalidRequest("give `topic` or `queue`, and a `group` of it")
-        # a topic's groups are of its kind
+        # the groups of a topic have the kind "topic" as well
         kinds = ["topic"] if topic else ["queue", "group"] if queue else ALL_KINDS
         rows = await self._database.browse(
             SQL, since, until, interval.total_seconds(), kinds, topic or queue, group, limit + 1

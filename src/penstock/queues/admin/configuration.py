@@ -33,7 +33,7 @@ class QueueAdmin:
         namespace: str | None = None,
         task: str | None = None,
     ) -> Configured:
-        """Create or change a queue. Options that are not given go back to their defaults."""
+        """Create or change a queue. Options that are not given are reset to their defaults."""
         check_name("queue", queue)
         for kind, text in (("namespace", namespace), ("task", task)):
             check_text(kind, text or "")
@@ -51,7 +51,7 @@ class QueueAdmin:
         await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
         self._waiting.available(queue, 1000)
         info = await self._catalog.queue(queue)
-        # looked up: the copy may be emptied at any moment
+        # not from the catalog's copy, which may be emptied at any time
         partition = await self._catalog.partition(queue, DEFAULT_PARTITION)
         if info is None or partition is None:
             raise Conflict(f"queue '{queue}' was deleted while it was configured")
@@ -66,7 +66,7 @@ class QueueAdmin:
         )
 
     async def change(self, queue: str, options: QueueOptions, only: set[str]) -> QueueOptions:
-        """Change those options of a queue that exists whose fields are named in `only`."""
+        """Change the options named in `only` of an existing queue."""
         columns = self._columns(options)
         names = [option.column for option in OPTIONS if option.field in only]
         changes = ", ".join(f"{name} = ${number}" for number, name in enumerate(names, 2))
@@ -92,8 +92,8 @@ class QueueAdmin:
         return columns
 
     async def _reconsider(self, queue_id: int) -> None:
-        """Delays and ordering may have changed: let the next pops decide what is due. (now(),
-        unlike clock_timestamp(), can be looked up in the index.)"""
+        """Let the next pops decide what is due, since delays or ordering may have changed. The
+        query compares with now(), because clock_timestamp() cannot use the index."""
         await self._database.read(
             """UPDATE cursors c SET due_at = clock_timestamp(), version = c.version + 1
                  FROM groups g WHERE g.queue_id = $1 AND c.group_id = g.id AND c.due_at > now()""",
@@ -125,7 +125,7 @@ class QueueAdmin:
         return existed
 
     async def clear(self, queue: str, partition: str | None = None) -> int:
-        """Delete all messages stored at this moment, and those for later; answers how many."""
+        """Delete all messages stored now, delayed ones included. Return how many."""
         info = await self.describe(queue)
         if partition is not None:
             number = await self._catalog.partition(queue, partition)
@@ -153,7 +153,7 @@ class QueueAdmin:
     async def partitions(
         self, queue: str | None = None, limit: int = 100, offset: int = 0, after: str | None = None
     ) -> list[PartitionInfo]:
-        """In the order they were made; `after`: those made after this one, for the next page."""
+        """Return partitions in order of creation. `after` is the last one of the previous page."""
         number = self._catalog.partition_id(after) if after else 0
         if number is None:
             raise InvalidRequest("after must be the id of a partition")

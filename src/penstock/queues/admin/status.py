@@ -1,6 +1,4 @@
-"""Numbers for people and dashboards, all from counters, the (few) leases and the per-minute
-history.
-"""
+"""Figures for people and dashboards, from counters, leases and the per-minute history."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -23,7 +21,7 @@ COUNT = """SELECT count(*) FROM queues
             WHERE deleted_at IS NULL AND ($1::text IS NULL OR name = $1)
               AND ($2::text IS NULL OR namespace = $2) AND ($3::text IS NULL OR task = $3)"""
 TASKS = "SELECT count(DISTINCT nullif(task, '')) FROM queues WHERE deleted_at IS NULL"
-ROWS_PER_SLICE = 250  # some milliseconds
+ROWS_PER_SLICE = 250  # a few milliseconds of work
 
 PARTITIONS = query("queue_partitions")
 RATES = query("rates")
@@ -36,12 +34,12 @@ TABLES = query("postgres_tables")
 
 
 class QueueFilter(msgspec.Struct, frozen=True):
-    """Which queues; None = all of them."""
+    """Select queues by these fields; None: any value."""
 
     namespace: str | None = None
     task: str | None = None
     queue: str | None = None
-    before: int | None = None  # those of a lower number: the cursor of a page
+    before: int | None = None  # only lower ids: the cursor of a page
 
 
 class QueueStatus(msgspec.Struct):
@@ -55,13 +53,13 @@ class QueueStatus(msgspec.Struct):
 
 class QueueStatusPage(msgspec.Struct):
     queues: list[QueueStatus]
-    next: int | None  # for `QueueFilter.before` of the page behind; None: there is none
+    next: int | None  # `QueueFilter.before` of the next page; None: this is the last
 
 
 class QueueTotals(msgspec.Struct):
     """Sums over queues."""
 
-    name: str  # what they have in common
+    name: str  # the namespace or task of the queues; "" for other sums
     queues: int = 0
     partitions: int = 0
     counts: QueueCounts = msgspec.field(default_factory=lambda: _no_counts())
@@ -104,7 +102,7 @@ class HistoryPoint(msgspec.Struct):
 
 
 class Removal(msgspec.Struct):
-    """Messages of a queue (None: it is gone) that upkeep deleted in one time bucket."""
+    """Messages that upkeep deleted from a queue (None: deleted since) in one time bucket."""
 
     bucket: datetime
     reason: str
@@ -116,12 +114,12 @@ class Removal(msgspec.Struct):
 
 
 class Leases(msgspec.Struct):
-    """The leases that are live."""
+    """A summary of the live leases."""
 
     active: int
     partitions: int
     taken: int  # messages
-    acked: int  # of them
+    acked: int  # of the taken messages
 
 
 class DatabaseSize(msgspec.Struct):
@@ -152,7 +150,7 @@ class TableSize(msgspec.Struct, rename="camel"):
 
 
 class PostgresStatus(msgspec.Struct):
-    """How the database is: size, sessions, what holds vacuum back, our tables' dead rows."""
+    """Size and sessions of the database, what blocks vacuum, and dead rows of our tables."""
 
     database: DatabaseSize
     oldest_transaction: OldestTransaction | None
@@ -165,9 +163,7 @@ class QueueStatusReader:
         self._figures = figures
 
     async def page(self, wanted: QueueFilter, limit: int, offset: int = 0) -> QueueStatusPage:
-        """Queues with their counts, the newest first. Others get a turn while a large page is
-        made.
-        """
+        """Return queues with their counts, newest first. A large page yields to the event loop."""
         rows = await self._database.browse(
             QUEUES, wanted.queue, wanted.namespace, wanted.task, wanted.before, limit, offset
         )
@@ -195,7 +191,7 @@ class QueueStatusReader:
     async def totals(
         self, wanted: QueueFilter, by: Callable[[QueueFigures], str]
     ) -> list[QueueTotals]:
-        """Sums over all queues that are wanted, by what `by` says of a queue."""
+        """Return sums over the wanted queues, grouped by the result of `by`."""
         figures = [
             one
             for one in await self._figures.queues()
@@ -219,8 +215,8 @@ class QueueStatusReader:
     async def partitions(
         self, status: QueueStatus, limit: int = 1000, offset: int = 0, group: str | None = None
     ) -> list[PartitionStatus]:
-        """Partitions of a queue with their counts, as `group` sees them; those of all of them add
-        up to the queue's.
+        """Return partitions of a queue with their counts for `group`. The counts of all partitions
+        add up to those of the queue.
         """
         leading = status.figures.seen_by(group)
         rows = await self._database.browse(
@@ -296,7 +292,7 @@ class QueueStatusReader:
         )
 
     async def refresh(self) -> int | None:
-        """Fold the counters' log now: the rows folded, or None when another broker is at it."""
+        """Fold the log of the counters. Return the rows folded; None if another broker does it."""
         folded: int | None = (await self._database.read("SELECT queue_rollup()"))[0][0]
         return folded
 
@@ -317,7 +313,7 @@ def _counts(queue: QueueFigures) -> QueueCounts:
 
 
 def total(counts: list[QueueCounts]) -> QueueCounts:
-    """The sum of the counts of several queues."""
+    """Return the sum of the counts of several queues."""
     names = QueueCounts.__struct_fields__
     return QueueCounts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
 

@@ -1,18 +1,17 @@
-"""Starting again from the tier alone: a data directory made of what its last owner left there.
+"""Adopt a tier: build a data directory from what the last owner uploaded.
 
-Each topic is built beside and renamed into place, with the manifest as its `tier.json` and an empty
-active segment; then the topics are opened as after any start. An adoption that was interrupted goes
-on where it was.
+Each topic is built in a staging directory, with the manifest as its `tier.json` and an empty active
+segment, and renamed into place. Then topics are opened as usual. An interrupted adoption resumes.
 
-The lost machine had records that were not in the tier yet. How many is known as of the last state
-that it wrote: those offsets are reported as lost. It may have given more offsets after that. A
-reader that saw them is ahead of us and would miss what is appended under the same offsets. So after
-a start from a state that is not that of a clean stop more offsets are left out than a broker can
-give in the time since that state, by the store's clock.
+The lost machine had records that were not in the tier yet. Its last state tells their offsets; they
+are reported as lost. The machine may have assigned more offsets after that state. A reader that has
+seen those would miss new records with the same offsets. Therefore, unless the last state is that of
+a clean stop, adoption skips more offsets than a broker can assign in the time since that state, by
+the store's clock.
 
     <data_directory>/.penstock/topic-tier/
         adopting/       topics that are being built
-        adopted.json    the report; while it is not there, the adoption is not finished
+        adopted.json    the report; it is written last
 """
 
 import json
@@ -54,8 +53,8 @@ from penstock.topics.write_claims import JOURNAL as SINKS
 
 log = logging.getLogger("penstock.topics.tier")
 
-OFFSETS_PER_SECOND = 1 << 20  # more than one topic takes; at least so many are left out
-UNKNOWN_SECONDS = 30 * 86_400  # since a state that is not there
+OFFSETS_PER_SECOND = 1 << 20  # more than one topic can assign; also the least to skip
+UNKNOWN_SECONDS = 30 * 86_400  # assumed age of a missing state
 MAX_ATTEMPTS = 5
 ADOPTED, STAGING = "adopted.json", "adopting"
 
@@ -64,20 +63,20 @@ class AdoptedTopic(msgspec.Struct, kw_only=True):
     topic: str
     incarnation: str
     first_offset: int
-    end: int  # the offset after the last record that the tier has
+    end: int  # the offset after the last record in the tier
     next_offset: int  # of the next record
-    # Offsets that the lost machine had given and the tier does not have; equal: none is known.
+    # Offsets that the lost machine assigned and the tier lacks; equal: none are known.
     lost_from: int
     lost_to: int
 
 
 class AdoptReport(msgspec.Struct, kw_only=True):
-    """What an adoption brought, and what it could not bring."""
+    """The topics and groups that an adoption restored, and what it could not restore."""
 
     address: str
     adopted_at: str
-    state_at: str | None  # of the last state of the lost machine
-    clean: bool  # that machine had stopped: nothing can be missing but what is named
+    state_at: str | None  # time of the lost machine's last state
+    clean: bool  # the machine had stopped cleanly: this report is complete
     owner_before: str
     topics: list[AdoptedTopic] = []
     groups: int = 0
@@ -94,7 +93,7 @@ class AdoptReport(msgspec.Struct, kw_only=True):
         ]
         if self.state_at is None:
             lines.append(
-                "the tier has no state: groups start over, and nobody knows how much was only on "
+                "the tier has no state: groups start over, and it is unknown how much was only on "
                 "the lost machine"
             )
         elif not self.clean:
@@ -106,7 +105,7 @@ class AdoptReport(msgspec.Struct, kw_only=True):
 
 
 class Adoption:
-    """Blocks. `directory` is the tier's own in the private one."""
+    """Blocks. `directory` is `.penstock/topic-tier`."""
 
     def __init__(
         self, store: ObjectStore, data: Path, directory: Path, ownership: Ownership
@@ -117,10 +116,10 @@ class Adoption:
         self._staging = directory / STAGING
         self._ownership = ownership
         self._problems: list[str] = []
-        self._skipped = 0  # offsets that each topic leaves out
+        self._skipped = 0  # offsets to skip in each topic
 
     def run(self) -> AdoptReport | None:
-        """None when there is nothing to adopt, or it was done before."""
+        """Adopt the tier. Return None if there is nothing to adopt or it was done before."""
         if DISK.exists(self._directory / ADOPTED):
             return None
         if not DISK.exists(self._staging):
@@ -179,8 +178,8 @@ class Adoption:
         return max(0, round((now - written).total_seconds()))
 
     def _manifests(self, state: TierState | None) -> list[TierManifest]:
-        """One per topic, ours from here on: whoever wrote it before finds it changed. Also for
-        topics of which nothing is in the tier. Of two with one name the older was being deleted."""
+        """Take over and return one manifest per topic, also for topics without segments. Of two
+        with the same name, the older topic was being deleted."""
         manifests: dict[str, TierManifest] = {}
         for item in self._store.list("topics/"):
             if not item.name.endswith("/" + MANIFEST):
@@ -213,7 +212,7 @@ class Adoption:
             manifest.version += 1
             try:
                 self._store.put_if(name, manifest.pack(), version)
-            except Conflict:  # the owner before wrote it at this moment
+            except Conflict:  # the previous owner wrote it concurrently
                 continue
             return manifest
         raise Conflict(f"{self._store.address}/{name} changes faster than it can be taken over")
@@ -241,7 +240,7 @@ class Adoption:
             topic, partition = split_label(manifest.name)
             target = self._data / PRIVATE / LOGS / topic / str(partition)
             DISK.make_dir(target.parent)
-        if DISK.exists(target / INCARNATION):  # before the adoption was interrupted
+        if DISK.exists(target / INCARNATION):  # built before an interruption
             if manifest.segments:
                 DISK.replace(target / TIER, manifest.pack())
             return
@@ -297,7 +296,7 @@ class Adoption:
 
 
 def read_report(directory: Path) -> dict[str, Any] | None:
-    """What an adoption reported; None when there was none."""
+    """Return the report of an adoption; None if there was none."""
     try:
         report: dict[str, Any] = msgspec.json.decode(DISK.read(directory / ADOPTED))
     except FileNotFoundError:
@@ -307,7 +306,7 @@ def read_report(directory: Path) -> dict[str, Any] | None:
 
 def _choose(manifests: dict[str, TierManifest], manifest: TierManifest) -> None:
     other = manifests.get(manifest.name)
-    if other is None or other.incarnation < manifest.incarnation:  # they begin with the time
+    if other is None or other.incarnation < manifest.incarnation:  # they sort by creation time
         manifests[manifest.name] = manifest
 
 

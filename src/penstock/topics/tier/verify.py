@@ -1,7 +1,7 @@
-"""Is what the tier holds what its manifests name? Every block of every object is read.
+"""Check the tier's objects against its manifests: read every block of every object.
 
-Nothing is written, and the owner may be at work meanwhile: a manifest that changed while its
-objects were read is read again.
+Nothing is written, and the owner may keep running. If a manifest changes during the check, it is
+read again.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ MAX_ATTEMPTS = 3
 
 
 class TierReport(msgspec.Struct, kw_only=True):
-    """About one topic."""
+    """The result of verifying one topic."""
 
     topic: str
     incarnation: str
@@ -34,7 +34,7 @@ class TierReport(msgspec.Struct, kw_only=True):
     segments: int = 0
     records: int = 0
     bytes: int = 0
-    unnamed: int = 0  # objects beside it that no manifest names: garbage, or an upload under way
+    unnamed: int = 0  # objects that no manifest names: garbage, or an upload in progress
     missing: int = 0  # offsets of a shared topic without a record: compaction, a failover
     findings: list[Finding] = []
 
@@ -46,7 +46,7 @@ class TierReport(msgspec.Struct, kw_only=True):
 def verify_tier(
     store: ObjectStore, names: set[str], progress: Callable[[int], None]
 ) -> list[TierReport]:
-    """Reports of these topics, or of all; `progress` is called with the bytes of each block."""
+    """Verify these topics, or all. Call `progress` with the bytes of each block."""
     objects: dict[str, set[str]] = {}  # by incarnation
     for item in store.list("topics/"):
         objects.setdefault(item.name.split("/")[1], set()).add(item.name)

@@ -1,11 +1,11 @@
 """The keys that verify tokens: a shared secret, a public key, or the keys of an identity provider.
 
-A key works with exactly one algorithm, the one of its kind, whatever the header of a token says. A
-token that is signed with HS256 and the text of a public key matches no key; neither does `none`.
+A key works with exactly one algorithm, whatever the header of a token says. A token that is signed
+with HS256 and the text of a public key matches no key; neither does `none`.
 
-A key set (JWKS) is fetched every `jwks_refresh`, and when a token names an unknown key, but at most
-every `UNKNOWN_KEY_SECONDS`: forged tokens do not become requests to the provider. When a fetch
-fails, the old keys stay.
+A key set (JWKS) is fetched every `jwks_refresh`. A token with an unknown key triggers a fetch too,
+at most every `UNKNOWN_KEY_SECONDS`, so that forged tokens cannot flood the provider. If a fetch
+fails, the old keys stay valid.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from penstock.net import HttpClient
 
 log = logging.getLogger("penstock.auth")
 
-UNKNOWN_KEY_SECONDS = 10.0  # between two fetches because of unknown keys
+UNKNOWN_KEY_SECONDS = 10.0  # least time between two fetches for unknown keys
 RETRY_SECONDS = 30.0  # until a failed fetch is repeated
-MIN_SECRET_BYTES = 32  # the size of HS256's hash
+MIN_SECRET_BYTES = 32  # the size of an HS256 hash
 MIN_RSA_BITS = 2048
 MAX_SET_BYTES = 1 << 20
 
@@ -48,7 +48,7 @@ class TokenKey:
 
 
 class TokenKeys:
-    """Configured and fetched keys. `changed` is called when a fetch brings other keys."""
+    """Configured and fetched keys. A fetch that changes the keys calls `changed`."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""Answers in JSON: structs with the dialect's names, their times in milliseconds and payloads
-spliced in as the JSON they are.
+"""Encode answers as JSON: add Queen MQ's names, write times in milliseconds, splice in payloads.
 
-A handler returns the struct; where its status is not the one that the route declares, it makes the
-response itself, of `plain(struct)`.
+A handler returns a struct. If its status differs from the one that the route declares, the handler
+builds the response itself from `plain(struct)`.
 """
 
 from collections.abc import Callable
@@ -17,9 +16,7 @@ from penstock.wire.queen.aliases import ALIASES
 
 
 def writer_of(kind: Any) -> Callable[[Any], Any]:
-    """What makes JSON of a `kind`. Times and payloads of nouns and objects are converted, and
-    Queen's names added; msgspec writes everything else as it is.
-    """
+    """Return the function that prepares a `kind` for msgspec: `plain`, or the identity."""
     kinds = (kind, *get_args(kind))
     if any(get_origin(one) is dict for one in kinds):
         return plain
@@ -32,7 +29,7 @@ def _same(value: Any) -> Any:
 
 
 def _is_converted(about: Any, seen: set[type]) -> bool:
-    """Whether a type has parts that `plain` changes."""
+    """Return whether `plain` changes any part of a type."""
     if isinstance(about, msgspec.inspect.StructType):
         if about.cls in seen:
             return False
@@ -70,12 +67,12 @@ def plain(value: Any) -> Any:
 
 @cache
 def _names(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Its fields and what they are called in JSON."""
+    """Return each field of a struct with its name in JSON."""
     return tuple(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
 
 def milliseconds(at: datetime | None) -> str | None:
-    """2026-01-31T12:00:00.123Z"""
+    """Format a time like 2026-01-31T12:00:00.123Z."""
     return (
         None
         if at is None
@@ -84,5 +81,5 @@ def milliseconds(at: datetime | None) -> str | None:
 
 
 def microseconds(at: datetime) -> str:
-    """2026-01-31T12:00:00.123456Z"""
+    """Format a time like 2026-01-31T12:00:00.123456Z."""
     return f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"

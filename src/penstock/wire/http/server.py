@@ -23,18 +23,18 @@ from penstock.wire.tls_server import BACKLOG, Server, listen
 
 log = logging.getLogger("penstock.http")
 
-_HANDSHAKE_SECONDS = 60.0  # where headers have no limit
+_HANDSHAKE_SECONDS = 60.0  # used if headers have no time limit
 _SPEAKS_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: 58\r\n\r\n"
     b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
 )
-_MAX_SWEEP_SECONDS = 1.0  # the Date header is as old as this at most
+_MAX_SWEEP_SECONDS = 1.0  # limits the age of the Date header
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How a server is bound, besides the host and port of its settings."""
+    """The socket options of a server, besides the host and port of its settings."""
 
     certificate: Certificate | None = None  # None: plain text
     reuse_port: bool = False  # other processes listen on the same port
@@ -56,9 +56,9 @@ class HttpServer:
         memory: RequestMemory | None = None,
         binding: Binding = _IN_CLEAR,
     ) -> None:
-        """`origins`: which web pages may send requests; None: all.
+        """`origins` limits which web pages may send requests; None: no limit.
 
-        `memory` bounds all requests of the process; None: no bound.
+        `memory` limits all requests of the process; None: no limit.
         """
         self._settings = settings
         self._binding = binding

@@ -1,5 +1,5 @@
-"""Requests of groups: their members (`penstock.topics.assigned_groups`) and committed offsets
-(`penstock.topics.groups`, where those of our own protocols are too).
+"""Group requests: members (`penstock.topics.assigned_groups`) and committed offsets
+(`penstock.topics.groups`, which our own protocols share).
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code, Refused, code_of
 from penstock.wire.kafka.node import Node
 
-GROUP_KEY = 0  # the kind of coordinator that is looked for; 1 is that of transactions
-MAX_NOTE = 4096  # bytes of the metadata of a commit, as in Kafka
+GROUP_KEY = 0  # asks for a group's coordinator; 1 asks for a transaction's
+MAX_NOTE = 4096  # bytes of metadata in a commit, as in Kafka
 
 
 def group_code(error: BaseException) -> int:
@@ -41,7 +41,7 @@ class GroupRequests:
         self._node = node
 
     async def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        """Name the broker in the group's row of the database, while that broker lives."""
+        """Name the broker in the group's database row, as long as that broker is alive."""
         if getattr(request.body, "key_type", GROUP_KEY) != GROUP_KEY:
             text = "transactions are not supported"
             return {"error_code": Code.INVALID_REQUEST, "error_message": text, "node_id": -1}
@@ -49,8 +49,10 @@ class GroupRequests:
         return self._node.describe_one(connection, coordinator)
 
     async def _coordinator(self, group: str) -> tuple[int, int | None]:
-        """Return the node that coordinates a group, and its epoch. A group that has committed on
-        topics of this broker belongs here, and so does every group while nothing else can be known.
+        """Return the node that coordinates a group, and its epoch.
+
+        This broker proposes itself if the group has committed on its local topics, and coordinates
+        every group while the database is unavailable.
         """
         nodes, shared = self._node.nodes, self._groups.shared
         if nodes is None or shared is None or not self._topics.has_shared:
@@ -63,9 +65,7 @@ class GroupRequests:
             return own, None
 
     async def _check_coordinator(self, group: str) -> int | None:
-        """Return the epoch with which this broker coordinates the group; refuse if another one
-        does.
-        """
+        """Return this broker's epoch as coordinator. Refuse if another broker coordinates."""
         coordinator, epoch = await self._coordinator(group)
         if coordinator != self._node.id:
             self._groups.assigned.drop(group)
@@ -208,7 +208,7 @@ class GroupRequests:
     def _commit(
         self, group: str, topic: str, one: Any, shared: list[tuple[SharedLog, int, str]]
     ) -> int:
-        """Set an offset of a local topic; that of a shared one is added to `shared`."""
+        """Set the offset of a local topic, or add that of a shared topic to `shared`."""
         note = one.committed_metadata or ""
         if len(note.encode()) > MAX_NOTE:
             return Code.OFFSET_METADATA_TOO_LARGE
@@ -283,7 +283,7 @@ class GroupRequests:
             for one in topic.partitions:
                 label = partition_label(topic.name, one.partition_index)
                 code = await self._delete(connection, body.group_id, label)
-                if code == Code.GROUP_ID_NOT_FOUND:  # it has no offset there
+                if code == Code.GROUP_ID_NOT_FOUND:  # no committed offset: nothing to delete
                     code = Code.NONE
                 partitions.append({"partition_index": one.partition_index, "error_code": code})
             topics.append({"name": topic.name, "partitions": partitions})

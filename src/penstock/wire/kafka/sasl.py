@@ -1,7 +1,7 @@
-"""SASL: a token as the password of PLAIN, or as OAUTHBEARER's token (RFC 7628).
+"""SASL: a token is the password of PLAIN or the token of OAUTHBEARER (RFC 7628).
 
-A client may authenticate again on its connection, before its token expires: the answer says when
-that is. The user name of PLAIN is ignored.
+The answer says when the token expires. A client may authenticate again on the same connection
+before that. The user name of PLAIN is ignored.
 """
 
 import time
@@ -15,13 +15,13 @@ from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code
 
 PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
-MAX_FIRST_FRAME = 64 << 10  # bytes of a frame from a connection that has shown no token
-MAX_LIFETIME = 1 << 40  # milliseconds of a token that does not expire: 0 in the answer
+MAX_FIRST_FRAME = 64 << 10  # bytes, before a connection has authenticated
+MAX_LIFETIME = 1 << 40  # milliseconds; a token that does not expire is answered with 0
 
 
 class SaslRequests:
     def __init__(self, access: Access, max_frame: int) -> None:
-        """`max_frame`: the largest frame of a connection that has shown its token."""
+        """`max_frame` limits the frames of an authenticated connection, in bytes."""
         self._access = access
         self._max_frame = max_frame
 
@@ -51,7 +51,7 @@ class SaslRequests:
         return {"session_lifetime": int(lifetime) if lifetime < MAX_LIFETIME else 0}
 
     async def _identify(self, token: str) -> Identity | None:
-        """None: tokens are not asked for, and one is as good as another."""
+        """Return the identity of a token; None if the broker requires no tokens."""
         verifier = self._access.verifier
         if verifier is None:
             return None
@@ -65,7 +65,7 @@ def _token(mechanism: str, data: bytes) -> str:
     if mechanism == PLAIN:  # [authorization id] NUL user NUL password
         parts = data.split(b"\0")
         if len(parts) != 3:
-            raise Unauthorized("PLAIN has a user and a password")
+            raise Unauthorized("PLAIN needs a user and a password")
         return parts[2].decode()
     for part in data.split(b"\x01"):  # n,,^Aauth=Bearer <token>^A^A
         name, _, value = part.partition(b"=")

@@ -1,4 +1,4 @@
-"""Single messages over HTTP: their payloads as bytes, a copy, and chosen dead letters."""
+"""Read, copy and edit single messages over HTTP, and requeue or delete chosen dead letters."""
 
 from typing import Annotated
 

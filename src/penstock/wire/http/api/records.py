@@ -1,6 +1,4 @@
-"""The records, partitions and groups of a topic as a person looks at them: with times, keys and
-headers, and with a bounded part of each payload.
-"""
+"""List a topic's partitions, groups and records (with the start of each payload) for people."""
 
 from typing import Annotated
 
@@ -19,7 +17,7 @@ from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.feed import messages_of
 from penstock.wire.http.routes import route
 
-PREVIEW = 300  # characters of a payload in a list; also whole groups of base64
+PREVIEW = 300  # characters of a payload in a list; a multiple of 4, so that base64 stays valid
 READ_BYTES = 16 << 20
 TOPIC = "/api/v1/topics/{topic}"
 
