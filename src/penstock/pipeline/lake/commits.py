@@ -6,7 +6,7 @@ repeats the request, finds the first one, and reports a conflict. So a refused r
 name in the newer commits before it deletes its files.
 
 On a disk, deltalake reads all entries of the log for a commit. To open a table, it reads all the
-records of removed files in the checkpoint. Both expire (`settings`), so neither grows without bound.
+records of removed files in the checkpoint. Both expire (`settings`), so neither grows forever.
 """
 
 import uuid
