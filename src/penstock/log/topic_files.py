@@ -148,7 +148,7 @@ class OpenSegment(AiqSegment):
 
 def slices(segment: Segment, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
     """Yield the records of a segment from `start` up to, not including, `end`: at most MAX_ROWS and
-    about MAX_BYTES at a time.
+    about MAX_BYTES at a time. The headers match the index, or the data was walked.
     """
     at = max(start, segment.base)
     while at < min(end, segment.end):
@@ -292,7 +292,7 @@ class TopicFiles:
             return []
         except (ValueError, TypeError, LookupError) as error:
             raise Damaged(
-                f"{self.directory / DAMAGE} cannot be read: {error}; a broker's start mends it"
+                f"{self.directory / DAMAGE} cannot be read: {error}; start a broker to repair it"
             ) from None
 
     def _read(self, start: int, end: int, keyed: bool) -> Iterator[Slice]:
@@ -350,7 +350,7 @@ class TopicFiles:
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"{self.directory / swap}: an unfinished swap of segments; "
-                    "a broker's start ends it"
+                    "start a broker to finish it"
                 )
             time.sleep(pause)
             pause = min(0.1, 2 * pause)

@@ -120,7 +120,7 @@ def log_level() -> str:
     """Return the level from which Spark's own log is shown."""
     level = os.environ.get("PENSTOCK_SPARK_LOG", "").strip().lower() or QUIET
     if level not in LEVELS:
-        raise ConfigError(f"PENSTOCK_SPARK_LOG is one of {', '.join(LEVELS)}, not {level!r}")
+        raise ConfigError(f"PENSTOCK_SPARK_LOG must be one of {', '.join(LEVELS)}, not {level!r}")
     return level
 
 
@@ -183,8 +183,8 @@ def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSes
     for key in settings:
         if not key.startswith("spark.sql."):
             raise ConfigError(
-                f"{key} belongs to the Spark Connect server at {master}: set it where that is "
-                "started"
+                f"{key} belongs to the Spark Connect server at {master}: set it where the "
+                "server is started"
             )
     missing = f"{master} needs a Spark Connect client: pip install 'penstock[connect]'"
     # without grpc, PySpark may assume that it runs in a doctest and exit the process

@@ -53,13 +53,13 @@ def record_steps(
         if differences:
             raise ConfigError(
                 f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: "
-                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either go "
-                "on with the steps as they were, or give the pipeline a new `checkpoint`: it then "
-                "reads from startingOffsets on and writes to the sink again"
+                f"{'; '.join(differences)}. The new steps would continue from that state. Either "
+                "restore the earlier steps, or give the pipeline a new `checkpoint`: it then reads "
+                "from startingOffsets and writes to the sink again"
             )
     if before is None or any(before.get(key) != now[key] for key in now):
         if before is not None:
-            log.warning("pipeline %s: its steps changed; new data takes the new ones", now["name"])
+            log.warning("pipeline %s: its steps changed; new data uses the new steps", now["name"])
         files.add(number + 1, {**now, "at": datetime.now(UTC).isoformat(timespec="seconds")})
 
 

@@ -124,7 +124,7 @@ def _text(row: Any) -> str:
 def _frame(spark: Any, name: str, source: PipelineSource, rows: list[Any]) -> Any:
     if source.static:
         if not rows:
-            raise ConfigError(f"source {name}: give rows, a table's columns are theirs")
+            raise ConfigError(f"source {name}: give at least one row, which defines the columns")
         return spark.createDataFrame(rows)
     schema = QUEUE_COLUMNS if source.queue else TOPIC_COLUMNS
     records = [_record(name, source, number, row) for number, row in enumerate(rows)]

@@ -51,7 +51,7 @@ def whole_batches(
     file: Readable, start: int, size: int, offset: int, *, limit: int | None = None
 ) -> Iterator[Located]:
     """Yield adjacent intact batches from `start` on. Their offsets are consecutive; with `limit`,
-    offsets below it may be missing.
+    there may be gaps, and all offsets are below it.
     """
     at = start
     while at < size:

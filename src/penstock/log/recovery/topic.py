@@ -155,7 +155,7 @@ def _with_tiered(
     absent = not_local(tier, segments)
     if absent and cache is None:
         log.warning(
-            "topic %s: offsets %d to %d lie in a tier, and topics.tier is not set: they cannot "
+            "topic %s: offsets %d to %d are in a tier, but topics.tier is not set: they cannot "
             "be read",
             label_of(directory.path),
             absent[0].base,
@@ -233,7 +233,7 @@ def _read_policy(directory: TopicDirectory) -> str:
     if text not in (DELETE, COMPACT):
         directory.report(
             "repaired",
-            f"{POLICY} is damaged: taken for {COMPACT!r}, under which retention deletes nothing",
+            f"{POLICY} is damaged: {COMPACT!r} is used, so retention deletes nothing",
         )
         return COMPACT
     return text

@@ -142,8 +142,8 @@ class SharedTopicReader:
             return assigned(data, base, timeline)
         if self._tier is None:
             raise InvalidRequest(
-                f"offsets {base} to {last} are in object storage: give the option 'sharedTier', "
-                "which is topics.shared_tier of the brokers"
+                f"offsets {base} to {last} are in object storage: set the option 'sharedTier' to "
+                "the brokers' topics.shared_tier"
             )
         self._store = self._store or ObjectStore(self._tier, create=False)
         return checked(self._store.read_range(name, position, size), base, last + 1)

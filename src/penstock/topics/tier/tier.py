@@ -152,7 +152,7 @@ class Tier:
         self.adopted = await self._run_blocking(read_report, self._directory)
 
     async def start(self) -> None:
-        """Start the passes, and wait until the state in the store no longer says "clean stop". An
+        """Start the passes. Wait briefly until the state in the store is no longer a clean stop: an
         adopting broker takes a clean state as complete, so nothing may be appended before."""
         self._task = supervised("topic tier", self._run, self._context.metrics)
         with contextlib.suppress(TimeoutError):
