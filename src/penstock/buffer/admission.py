@@ -15,7 +15,7 @@ SHARE = 0.5
 
 
 class Admission:
-    """Asked by pushes that have to go behind the backlog; opened and closed by the replay."""
+    """Admits pushes that must be queued behind the backlog. The replay opens and closes it."""
 
     def __init__(self) -> None:
         self._replaying = False

@@ -28,7 +28,7 @@ from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 
-MAX_BUFFER_MS = 3_600_000  # whatever a request asks for
+MAX_BUFFER_MS = 3_600_000  # upper limit of a request's bufferMs
 EARLY = 0.8  # share of bufferMs after which a batch is committed: then it needs no fsync
 
 
@@ -84,7 +84,7 @@ class Qos0:
         return [batch.file for batch in self.batches]
 
     def holds(self, items: list[Item]) -> bool:
-        """Return whether one of these items would overtake a waiting event."""
+        """Check whether one of these items would overtake a waiting event."""
         if not (self._flushing or self._growing):
             return False
         keys = keys_of(items)
@@ -175,7 +175,7 @@ class Qos0:
                     if batch.syncing:
                         await asyncio.wait([batch.syncing])  # before the file is closed
                 except Exception as error:
-                    # a bug must not lose events: they are in the file and stay there
+                    # a bug must not lose events: they stay in the file
                     log.exception("a QoS 0 batch could not be committed")
                     self._leave(batch, error)
                 finally:

@@ -1,10 +1,8 @@
-"""`penstock buffer`: what waits on disk for the database, seen from a running broker or in its
-directory.
+"""`penstock buffer`: show, replay and delete the events that wait on disk for the database.
 
-`status` and `replay` ask a running broker (`--url`). `list` and `purge` read a directory (`--dir`),
-and so does `replay` when `--database-url` says where the events should go without a broker. Files
-of a running broker are not changed. Exit codes: 0 done, 1 refused or events are left, 2 wrong
-usage.
+`status` and `replay` call a running broker (`--url`). `list` and `purge` read a directory
+(`--dir`). With `--database-url`, `replay` also reads a directory and needs no broker. Files of a
+running broker are never changed. Exit codes: 0 done, 1 refused or events are left, 2 wrong usage.
 """
 
 import asyncio
@@ -331,10 +329,10 @@ def _replay_there(api: BrokerApi) -> int:
 
 
 async def _replay_here(directory: Path, database_url: str, *, failed: bool = False) -> int:
-    """Be the process that adopts the files."""
+    """Adopt the files in this process and replay them, without a broker."""
     metrics = Metrics()
     database = Database(schema.DatabaseSettings(url=database_url), directory, metrics, SCHEMA)
-    # sealed events need the keys of the configuration
+    # encrypted events need the keys of the configuration
     queues = Queues(database, load(default_file()).config.queues, metrics)
     settings = schema.BufferSettings(max_batch=1000, replay_pause=0.0)
     async with AsyncExitStack() as stack:

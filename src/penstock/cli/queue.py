@@ -1,8 +1,8 @@
-"""`penstock queue`: push, pop and look after queues from a shell.
+"""`penstock queue`: push and pop messages, and manage queues, from a shell.
 
-Messages go to standard output as one JSON value per line and come from standard input the same way,
-so commands compose. What is looked up is shown as `tables` says. Exit code 1 means the broker
-refused or could not be reached, 2 wrong usage.
+Messages are written to standard output, and read from standard input, as one JSON value per line,
+so commands compose. Other results are shown as in `penstock.cli.tables`. Exit code 1 means that the
+broker refused or could not be reached, 2 wrong usage.
 """
 
 import json
@@ -99,7 +99,7 @@ def push(
     """
     if transaction_id and len(payloads) != 1:
         raise usage("--transaction-id goes with exactly one payload")
-    envelope: dict[str, Any] = {  # what the messages have in common
+    envelope: dict[str, Any] = {  # common to all messages
         "partition": partition,
         "headers": dict(map(_header, header or [])),
         "delay": delay,
@@ -380,7 +380,7 @@ def delete(
         say(f"there was no queue {queue}")
 
 
-# What they share
+# Helpers
 
 
 def _client(api: BrokerApi) -> "SyncClient":
@@ -403,7 +403,7 @@ def _moment(text: str) -> datetime:
 def _header(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise usage(f"--header wants name=value, not {text}")
+        raise usage(f"--header must be name=value, not {text}")
     return name, value
 
 
@@ -426,4 +426,4 @@ def _batches(lines: Iterable[str], size: int) -> Iterator[list[str]]:
 
 import penstock.cli.queue_dead  # noqa: E402
 import penstock.cli.queue_groups  # noqa: E402
-import penstock.cli.queue_messages  # noqa: E402, F401  # their commands join those above
+import penstock.cli.queue_messages  # noqa: E402, F401  # they add their commands to the group

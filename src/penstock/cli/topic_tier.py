@@ -1,4 +1,4 @@
-"""`penstock topic tier`: what of the topics lies in an object store, and who may write there."""
+"""`penstock topic tier`: show, flush and take over the tier in object storage."""
 
 import json as text
 import time
@@ -18,7 +18,7 @@ topic_commands.command(commands)
 
 
 def configured(config: Config) -> str:
-    """The address of the tier; wrong usage when there is none."""
+    """Return the address of the tier. Exits with a usage error if none is configured."""
     if not config.topics.tier:
         raise usage("no tier is configured: give --config, or --set topics.tier=s3://bucket/prefix")
     return config.topics.tier
@@ -47,7 +47,7 @@ def flush(*, api: JsonApi = JsonApi()) -> View:
     while True:
         view = _status(api.get("/api/v1/tier"))
         done, pending = view.data["passes"], view.data["pending_bytes"]
-        # The pass that was under way may have begun before.
+        # A pass that is under way may have begun before the flush.
         if view.failed or done >= passes + 2 or (done > passes and not pending):
             return view
         time.sleep(POLL_SECONDS)

@@ -1,6 +1,4 @@
-"""What a user of the queue client holds in hand: addresses, messages, and the answers to push and
-ack.
-"""
+"""The types of the queue client: addresses, messages, and exceptions that a consumer may raise."""
 
 import json
 from collections.abc import Iterable
@@ -78,9 +76,7 @@ class Received(msgspec.Struct, rename="camel", eq=False, kw_only=True, dict=True
     def data(self) -> Any:
         try:
             return msgspec.json.decode(self.raw)
-        except (
-            msgspec.DecodeError
-        ):  # valid JSON with a number beyond what msgspec takes, such as 1e999
+        except msgspec.DecodeError:  # a number that msgspec does not support, such as 1e999
             return json.loads(bytes(self.raw))
 
     @property
@@ -124,17 +120,19 @@ class Message(Received):
 
 
 def bind(messages: Iterable[Received], client: object) -> None:
-    """Have the messages answered through `client`."""
+    """Set the client through which the messages are answered."""
     for message in messages:
         message.__dict__["client"] = client
 
 
 def client_of(message: Received) -> Any:
-    """The client a message was taken by: a `Client`, or for plain code a `SyncClient`."""
+    """Return the client that popped the message: a `Client` or a `SyncClient`."""
     try:
         return message.__dict__["client"]
     except KeyError:
-        raise InvalidRequest("this message was not taken by a client: nobody to answer") from None
+        raise InvalidRequest(
+            "the message was not popped by a client and cannot be answered"
+        ) from None
 
 
 M = TypeVar("M", bound=Received)

@@ -68,7 +68,7 @@ class StoredMessages(Noun, kw_only=True):
     queue_mode: bool  # consumers without a group read their queues
     groups: int  # groups that read their queues
     next: str | None  # the cursor of the next page
-    behind_seconds: float | None = None  # how old this may be; None: it is the primary's
+    behind_seconds: float | None = None  # how old the data may be; None: read from the primary
 
 
 class MessageGroup(Noun):

@@ -1,16 +1,16 @@
-"""Requests that arrive together share one call of the database: group commit across requests.
+"""Send concurrent requests to the database in shared calls: group commit across requests.
 
-What limits a queue on PostgreSQL is commits. A request that comes while no call is under way is
-sent at once; those that come meanwhile wait together and go out as one call. Under light load
-nothing waits, under heavy load the calls grow by themselves.
+Commits limit the rate of a queue on PostgreSQL. A request that arrives while no call is under way
+is sent at once. Requests that arrive during a call wait and share the next call. So nothing waits
+under light load, and calls become larger under heavy load.
 
-A further call beside one under way has a price of its own, so it waits until about half of those
-who take part are there, or `GATHER_SECONDS` have passed: two halves that alternate, instead of a
-large call and many of one request.
+A second concurrent call has its own cost. It starts when about half of the recent requests wait, or
+after `GATHER_SECONDS`. So two calls of about half the requests alternate, instead of one large call
+and many small ones.
 
-A call whose connection was lost is repeated (retry.py): every kind of call is safe to repeat, and
-says why. A batch whose content is refused is halved until the culprit is alone, so that one bad
-request fails by itself.
+A call that lost its connection is repeated (retry.py): every kind of call is safe to repeat, and
+its code says why. A batch that the database refuses for its content is halved until the bad request
+is alone, so only that request fails.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ log = logging.getLogger("penstock.database")
 T = TypeVar("T")
 R = TypeVar("R")
 
-SLICE = 1000  # items of a large call handled before others get a turn
-GATHER_SECONDS = 0.005  # the longest that a request waits for others beside a call
-REFUSED = (  # by the database, for the content of the call
+SLICE = 1000  # items of a large call handled before other tasks run
+GATHER_SECONDS = 0.005  # the longest wait for more requests while a slot is free
+REFUSED = (  # the database refuses the content of the call
     asyncpg.DataError,
     asyncpg.IntegrityConstraintViolationError,
     asyncpg.ProgramLimitExceededError,
 )
 
 
-Submission = tuple[T, int, asyncio.Future[R]]  # a request, its size, and what it waits for
+Submission = tuple[T, int, asyncio.Future[R]]  # a request, its size, and its result
 
 
 class Batcher(Generic[T, R]):
-    """`call(requests, again)` returns a result or an error per request; `again`: the call before
-    had an unknown outcome.
+    """`call(requests, again)` returns a result or an error per request. `again` is true if the
+    previous attempt may have been executed.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Batcher(Generic[T, R]):
         self._size = size
         self._limit = limit  # the size of one call, unless one request is larger
         self._slots = slots  # calls at a time
-        self._enough = enough  # a further call is worth it from this size; 0: half of the others
-        self._unclaimed = unclaimed  # takes a result whose request was cancelled meanwhile
+        self._enough = enough  # waiting size that starts a further call; 0: half of `_level`
+        self._unclaimed = unclaimed  # gets the result of a cancelled request
         self._waiting: deque[Submission[T, R]] = deque()  # requests that wait for a call
         self._waiting_size = 0  # the sum of their sizes
         self._busy = 0  # calls under way
         self._under_way = 0  # requests in these calls
-        self._level = 0  # requests waiting or under way, the most of late
-        self._timer: asyncio.TimerHandle | None = None  # set while some wait beside a free slot
+        self._level = 0  # recent maximum of requests waiting or under way; decays
+        self._timer: asyncio.TimerHandle | None = None  # set while requests gather
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -76,8 +76,8 @@ class Batcher(Generic[T, R]):
         return [request for request, _, _ in self._waiting]
 
     def submit(self, request: T) -> "asyncio.Future[R]":
-        """The future of the request's result. Cancelling it before the request is sent takes it
-        back; after that its result goes to `unclaimed`.
+        """Queue a request and return the future of its result. Cancelling the future before the
+        request is sent withdraws it. Later, the result goes to `unclaimed`.
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         size = self._size(request)
@@ -91,7 +91,7 @@ class Batcher(Generic[T, R]):
         return future
 
     async def ask(self, request: T) -> R:
-        """The request's result. It goes to `unclaimed` if this is cancelled."""
+        """Return the result of a request. It goes to `unclaimed` if this task is cancelled."""
         future = self.submit(request)
         try:
             return await future
@@ -106,13 +106,13 @@ class Batcher(Generic[T, R]):
             await asyncio.wait(self._tasks)
 
     def _is_worth_a_call(self) -> bool:
-        """Whether those who wait should go beside a call that is under way."""
+        """Check whether enough requests wait for a further concurrent call."""
         if self._enough:
             return self._waiting_size >= self._enough
         return len(self._waiting) >= self._level // 2
 
     def _gather(self) -> None:
-        """Have those who wait sent soon, however few they are by then."""
+        """Send the waiting requests after GATHER_SECONDS, however few they are by then."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._start)
 
@@ -127,7 +127,7 @@ class Batcher(Generic[T, R]):
             task.add_done_callback(self._tasks.discard)
 
     async def _serve(self) -> None:
-        """Send what waits, call after call, until nothing does or it is not worth a call."""
+        """Send the waiting requests, call after call, until too few wait for a further call."""
         try:
             while self._waiting:
                 self._level = max(self._under_way + len(self._waiting), self._level * 7 // 8)
@@ -146,7 +146,7 @@ class Batcher(Generic[T, R]):
                 finally:
                     self._under_way -= len(batch)
                 if self._waiting:
-                    # Once the next call is on its way: completing takes as long as a small call.
+                    # Send the next call first: completing takes as long as a small call.
                     asyncio.get_running_loop().call_soon(self._complete, batch, outcomes)
                     if not (self._busy == 1 or self._enough or self._is_worth_a_call()):
                         self._gather()
@@ -157,7 +157,7 @@ class Batcher(Generic[T, R]):
             self._busy -= 1
 
     async def _send(self, requests: list[T]) -> list[R | PenstockError]:
-        """The outcome of each request, whatever happens."""
+        """Return the outcome of each request: a result or an error."""
         attempt = 0
         while requests:
             try:
@@ -196,7 +196,7 @@ async def halving(
     refused: tuple[type[Exception], ...],
     alone: Callable[[T, Exception], R],
 ) -> list[R]:
-    """The outcomes of `send`, in order; `alone(one, error)` for one that was refused by itself."""
+    """Return the outcomes of `send`; `alone(item, error)` for an item that was refused alone."""
     try:
         return await send(batch)
     except refused as error:

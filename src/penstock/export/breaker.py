@@ -1,5 +1,4 @@
-"""The circuit breaker: stop sending to a destination that is down, and send single probes until it
-is back.
+"""Stop sending to a destination that is down, and send single probes until it is back.
 
     closed     to open after `threshold` failures in a row
     open       to half open after `reset_timeout`
@@ -32,7 +31,7 @@ class Breaker:
         self._name = name
         self._settings = settings
         self._clock = clock
-        self._count = count  # in this metric
+        self._count = count  # increments the metric of this name
         self.state = CLOSED
         self.failures = 0  # in a row
         self._opened_at = 0.0

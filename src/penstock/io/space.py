@@ -1,10 +1,10 @@
-"""Refuse writes before a disk is full, and show that state to people.
+"""Refuse writes before a disk is full, and report that state.
 
 A reserve stays free for checkpoints, rolls and removals. The free space is queried at most every
 `CHECK_SECONDS`; in between, reserved bytes are subtracted. The first refusal (by us, or by the
-disk) is logged and sets `full` to the reason. `full` ends when the refused bytes would fit again
-and the disk has more room than then. A disk that refuses although it shows room (a quota) is tried
-again after `QUIET_SECONDS` without a refusal.
+disk) is logged and sets `full` to the reason. `full` is cleared when the refused bytes fit and the
+disk has more room than at the refusal. If a disk refuses although it shows room (a quota), `full`
+is cleared after `QUIET_SECONDS` without a refusal.
 """
 
 import logging
@@ -28,15 +28,15 @@ class Space:
         self._directory = directory
         self._reserve = reserve
         self._what = what
-        self._free = 0  # less what was promised since it was asked
+        self._free = 0  # at the last query, less the bytes reserved since
         self._asked = -CHECK_SECONDS
         self._full: str | None = None
-        self._wanted = 0  # what was refused last
+        self._wanted = 0  # bytes that were refused last
         self._refused_at = 0.0
         self._free_then = 0
 
     def take(self, size: int) -> None:
-        """Reserve so many bytes, or raise StorageFull."""
+        """Reserve `size` bytes. Raises StorageFull if they do not fit."""
         if time.monotonic() >= self._asked + CHECK_SECONDS or self._free - size < self._reserve:
             self._refresh()
         if self._free - size < self._reserve:
@@ -49,7 +49,7 @@ class Space:
         self._free -= size
 
     def refused(self, error: StorageFull, size: int) -> None:
-        """Note that so many bytes were refused."""
+        """Record that `size` bytes were refused."""
         if self._full is None:
             log.warning("%s are refused until there is room: %s", self._what, error)
             self._free_then = self._fs.free_bytes(self._directory)
@@ -59,12 +59,12 @@ class Space:
 
     @property
     def full(self) -> str | None:
-        """Return why writes are refused at the moment, if they are."""
+        """Return why writes are refused, or None if they are not."""
         self.check()
         return self._full
 
     def check(self) -> None:
-        """Check whether there is room again, if there was none."""
+        """Clear `full` if there is room again."""
         if self._full is not None and time.monotonic() >= self._asked + CHECK_SECONDS:
             self._refresh()
 

@@ -1,10 +1,9 @@
-"""Appends that share commits.
+"""Group concurrent appends into commits.
 
-Appends are queued; what is queued at the end of a loop tick (or when the caller asks for it), or
-while the commit before it was in the pool, becomes one commit: one write, and under `group` one
-fsync. A commit assigns offsets, so a
-failed one leaves no gap. Readers see a record (and `next_offset` moves) when its commit satisfied
-the fsync policy, never before.
+Appends are queued. The appends that are queued at the end of a loop tick, or when the commit before
+has ended, become one commit: one write, and under `group` one fsync. Offsets are assigned by the
+commit, so a failed commit leaves no gap. Readers see a record (and `next_offset` moves) once its
+commit has satisfied the fsync policy, never before.
 
     always     every append is a commit of its own, answered after its fsync
     group      appends share a commit, answered after its fsync
@@ -14,13 +13,12 @@ the fsync policy, never before.
 
 One step runs at a time, and nothing else writes to the segments. A step is either
 
-    a preparation    a task: the segments are repaired, rolled, synced, or sealed and brought to
-                     rest for a caller that asked for it between two commits
-    a write          on the event loop when it waits for no fsync; otherwise one call of the pool,
-                     whose callback on the loop answers everyone (docs/decisions/storage.md)
+    a preparation    a task that repairs, rolls or syncs the segments, or brings them to rest for a
+                     caller of `between_commits`
+    a write          on the event loop if it waits for no fsync; otherwise one call in the pool,
+                     whose callback on the loop answers all appends (docs/decisions/storage.md)
 
-and the end of a step starts the next one. How what was written becomes durable is in
-`penstock.log.segment_store`.
+The end of a step starts the next one. `penstock.log.segment_store` makes the writes durable.
 """
 
 import asyncio
@@ -58,18 +56,18 @@ class Appender(AppendQueue):
         self._segments = segments
         self._on_commit = on_commit
         self._policy = context.settings.fsync
-        # Done when the step that runs now has ended: a preparation, or a write in the pool.
+        # The step that runs now: a preparation, or a write in the pool.
         self._running: asyncio.Future[None] | None = None
-        # Who waits for a moment between two commits, and whether to roll then.
+        # Callers of `between_commits`, and whether to roll for them.
         self._between: list[tuple[asyncio.Future[None], bool]] = []
-        self._rescuing = False  # the next commit, if an empty one, repairs a broken segment
+        self._rescuing = False  # the next step repairs a broken segment, even if no append waits
         self._last_used = time.monotonic()
 
     # Committing
 
     def commit(self) -> None:
-        """Take the next step now, or right after the one that runs: prepare the segments if they
-        must be, otherwise write what is queued.
+        """Start the next step, or leave it to the end of the running one: a preparation if the
+        segments need it, otherwise a write of the queued appends.
         """
         self._scheduled = False
         special = bool(self._between) or self._rescuing
@@ -82,8 +80,8 @@ class Appender(AppendQueue):
             self._write(self._take())
 
     async def _prepare(self) -> None:
-        """Rest, repair, roll, sync or mark the segments as being written; refuse what is queued
-        when that fails, or when the topic was deleted.
+        """Prepare the segments for the next write. Refuse the queued appends if that fails, or if
+        the topic was deleted.
         """
         try:
             if self._between:
@@ -103,7 +101,7 @@ class Appender(AppendQueue):
             self._end_step()
 
     def _write(self, entries: list[Entry]) -> None:
-        """Write a commit: in the pool when it waits for an fsync or is large, otherwise here."""
+        """Write a commit, in the pool if it waits for an fsync or is large, otherwise here."""
         try:
             commit = self._put_together(entries)
             write = commit.write
@@ -126,7 +124,7 @@ class Appender(AppendQueue):
             self.schedule()
 
     def _written(self, commit: LogCommit, error: BaseException | None) -> None:
-        """Publish what the pool has written, or refuse it if that failed."""
+        """Publish the commit that the pool has written, or refuse its appends if that failed."""
         waiting = self._running
         try:
             if error is None:
@@ -149,7 +147,7 @@ class Appender(AppendQueue):
         self.commit()
 
     def _take(self) -> list[Entry]:
-        """Return the next commit's appends: one under `always`, otherwise all that wait."""
+        """Dequeue the next commit's appends: one under `always`, else up to COMMIT_BYTES."""
         if len(self._pending) == 1:
             taken, self._pending, self.pending_bytes = self._pending, [], 0
             return taken
@@ -172,7 +170,7 @@ class Appender(AppendQueue):
         return LogCommit(self._format, entries, end, position, time, segments.producers)
 
     def _publish(self, commit: LogCommit) -> None:
-        """Make a commit visible that satisfied the policy, and answer its appends."""
+        """Make a commit visible to readers, and answer its appends."""
         self._last_used = time.monotonic()
         write, instruments = commit.write, self._context.instruments
         if write.count:
@@ -205,12 +203,12 @@ class Appender(AppendQueue):
     # Between commits
 
     def rescue(self) -> None:
-        """Have a broken segment repaired, with the next commit or without one."""
+        """Repair a broken segment in the next step."""
         self._rescuing = True
         self.schedule()
 
     async def between_commits(self, *, roll: bool) -> None:
-        """Have the segments come to rest between two commits (`SegmentStore.rest`)."""
+        """Bring the segments to rest between two commits (`SegmentStore.rest`)."""
         if self.deleted:  # the directory may be another topic's by now
             raise self.gone()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -243,12 +241,12 @@ class Appender(AppendQueue):
         return time.monotonic() - self._last_used > seconds
 
     def close(self, *, deleted: bool = False) -> None:
-        """Take nothing more. What is queued is committed; of a deleted topic it is refused."""
+        """Accept no more appends. Queued ones are committed, or refused if the topic is deleted."""
         self.closed = True
         self.deleted = deleted
 
     async def drain(self) -> None:
-        """Until everything queued is answered and nothing runs in the pool."""
+        """Wait until all queued appends are answered and nothing runs in the pool."""
         while True:
             tasks = (self._running, self._segments.background)
             running = [task for task in tasks if task is not None]

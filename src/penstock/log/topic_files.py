@@ -1,11 +1,11 @@
-"""Reading a topic's files beside the process that owns them: ranges of records as numpy columns.
+"""Read a topic's files while another process owns them: ranges of records as numpy columns.
 
-For readers on the same host (Spark executors, offline tools) who know from the broker how far they
-may read, or who read a directory no broker has open. Nothing is written and nothing is locked. The
-owner may meanwhile roll (`data.log` is renamed), delete or compact segments: a file that is gone,
-or an index that does not fit its data, makes the reader list the directory again, and what then is
-still contradictory is `Damaged`. While a swap of segments is being made (there is a file
-`swap-...`) names and contents may not belong together, so the reader waits for its end.
+For readers on the same host (Spark executors, offline tools) that get the end offset from the
+broker, or that read a directory that no broker has open. The reader writes nothing and takes no
+lock. Meanwhile the owner may roll (`data.log` is renamed), delete or compact segments. If a file is
+gone, or an index does not match its data, the reader lists the directory again. A contradiction
+that remains is `Damaged`. During a swap of segments (a file `swap-...` exists), names and contents
+may not match, so the reader waits for its end.
 
 The formats are in `penstock.log.layout`.
 """
@@ -56,9 +56,9 @@ from penstock.protocol.record_batch import Record
 T = TypeVar("T")
 
 MAX_ATTEMPTS = 16  # listings of the directory before a contradiction counts as damage
-# The longest wait for a swap: a few renames and fsyncs, unless its broker was killed.
+# The longest wait for a swap. It takes a few renames and fsyncs, unless its broker was killed.
 SWAP_SECONDS = 10.0
-SIDECAR_RETRY_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.3)  # before it counts as lost
+SIDECAR_RETRY_SECONDS = (0.001, 0.005, 0.02, 0.1, 0.3)  # before the sidecar counts as lost
 MAX_ROWS = 1 << 15
 MAX_BYTES = 16 << 20
 
@@ -67,16 +67,16 @@ class Slice(NamedTuple):
     """Consecutive records: record i is `raw[starts[i]:starts[i + 1]]`, its header included."""
 
     raw: memoryview
-    starts: npt.NDArray[np.int64]  # one more than there are records
+    starts: npt.NDArray[np.int64]  # one more than the records
     offsets: npt.NDArray[np.int64]
     times: npt.NDArray[np.int64]  # append times, microseconds since 1970
-    # With keys and headers, where the format has them and they were asked for.
+    # With keys and headers, if the format has them and `keyed` was given.
     records: Sequence[KafkaRecord | Record] | None = None
 
 
 class OpenBatchSegment(BatchSegment):
-    """The same for record batches. The index of the active one describes what it was at the last
-    checkpoint: the rest is walked."""
+    """A segment of record batches whose files were opened together. The index of an active segment
+    ends at the last checkpoint; the batches after it are walked."""
 
     __slots__ = ("_modified", "timed")
 
@@ -92,7 +92,7 @@ class OpenBatchSegment(BatchSegment):
         if index is None or (base is not None and index.size != status.st_size):
             index = SparseIndex(base if base is not None else self._first_offset())
         if index.size > status.st_size:
-            raise FileNotFoundError(self.path(DATA))  # the index is of the one before
+            raise FileNotFoundError(self.path(DATA))  # the index belongs to the previous segment
         limit = None if base is None else 1 << 62
         file = self.file(DATA)
         for batch in whole_batches(file, index.size, status.st_size, index.end, limit=limit):
@@ -107,8 +107,8 @@ class OpenBatchSegment(BatchSegment):
 
 
 class OpenSegment(AiqSegment):
-    """A segment whose files were opened together: they belong together, whatever their names mean
-    by now."""
+    """A segment whose files were opened together. They match each other, even if they were renamed
+    since."""
 
     __slots__ = ("_modified", "timed")
 
@@ -122,9 +122,9 @@ class OpenSegment(AiqSegment):
                     raise
         status = os.fstat(self.file(DATA).fileno())
         if self.path(DATA).stat().st_ino != status.st_ino:
-            # rolled or swapped while we opened the rest: they do not belong together
+            # rolled or swapped while we opened the other files: they do not match
             raise FileNotFoundError(self.path(DATA))
-        self.timed = self.open_files == len(KINDS)  # whether it has a sidecar
+        self.timed = self.open_files == len(KINDS)  # it has a sidecar
         self.batches_size = self.file(BATCHES).size if self.timed else 0
         self._modified = status.st_mtime_ns // 1000
         last = self.batch_rows(max(0, self.batches_size // BATCH_SIZE - 1))
@@ -137,7 +137,7 @@ class OpenSegment(AiqSegment):
         self.data_size = status.st_size if self.sealed else self._end_of_last(status.st_size)
 
     def _end_of_last(self, size: int) -> int:
-        """Return where the last record ends that the active segment's index has."""
+        """Return the end position of the last record in the active segment's index."""
         position = self.position_of(self.rows - 1) if self.rows else size
         _, end = record_at(self.file(DATA), position, size)
         return min(size, end) if end >= 0 else size
@@ -148,7 +148,7 @@ class OpenSegment(AiqSegment):
 
 def slices(segment: Segment, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
     """Yield the records of a segment from `start` up to, not including, `end`: at most MAX_ROWS and
-    about MAX_BYTES at a time. Headers agree with the index, or the data was walked.
+    about MAX_BYTES at a time. The headers match the index, or the data was walked.
     """
     at = max(start, segment.base)
     while at < min(end, segment.end):
@@ -175,7 +175,7 @@ def slice_of(batch: Batch, times: npt.NDArray[np.int64], *, keyed: bool) -> Slic
 
 
 def _framed(batch: Batch, keep: int) -> tuple[Bytes, np.ndarray]:
-    """Frame the values of record batches as aiq's layout does: each behind a header."""
+    """Frame the values of record batches as in aiq's layout: a header before each."""
     values = batch.payloads()[:keep]
     data, index, _ = frame_payloads(values, 0, 0)
     rows = np.frombuffer(index, INDEX_TYPE)
@@ -183,7 +183,7 @@ def _framed(batch: Batch, keep: int) -> tuple[Bytes, np.ndarray]:
 
 
 def _back_off(attempt: int) -> None:
-    """Wait before the next look, ever longer, so that a busy broker can finish."""
+    """Wait before the next attempt, longer each time, so that a busy broker can finish."""
     time.sleep(min(0.05, 0.0005 * 2**attempt))
 
 
@@ -197,7 +197,7 @@ class TopicFiles:
 
     @property
     def incarnation(self) -> str:
-        """32 hexadecimal digits; zeros for a directory of aiq, which has none."""
+        """Return 32 hexadecimal digits; zeros for a directory of aiq, which has no incarnation."""
         try:
             return (self.directory / INCARNATION).read_text().split(" ")[0]
         except FileNotFoundError:
@@ -205,11 +205,11 @@ class TopicFiles:
 
     @property
     def tiered(self) -> bool:
-        """Whether some of its segments may lie in a tier only."""
+        """Check whether some segments may be in the tier only."""
         return (self.directory / TIER).exists()
 
     def bounds(self) -> tuple[int, int]:
-        """Return the first offset and the one after the last."""
+        """Return the first offset and the next offset."""
         return self._retrying(self._bounds)
 
     def _bounds(self) -> tuple[int, int]:
@@ -226,7 +226,7 @@ class TopicFiles:
         return max(first, min(self._deleted(), end)), end
 
     def _deleted(self) -> int:
-        """Records before this offset were deleted by hand."""
+        """Return the offset before which an operator deleted the records; 0 if none."""
         try:
             limits = TopicLimits.parse((self.directory / LIMITS).read_bytes())
         except FileNotFoundError:
@@ -234,7 +234,7 @@ class TopicFiles:
         return limits.start if limits is not None else 0
 
     def _retrying(self, look: Callable[[], T]) -> T:
-        """Call `look`; again when a file was renamed or deleted since it was listed."""
+        """Call `look`. Retry if a file was renamed or deleted since it was listed."""
         for attempt in range(MAX_ATTEMPTS):
             try:
                 return look()
@@ -243,7 +243,7 @@ class TopicFiles:
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")
 
     def bytes(self) -> int:
-        """Return the data's size, headers included."""
+        """Return the size of the data with headers."""
         return sum(
             (self.directory / name).stat().st_size
             for name in os.listdir(self.directory)
@@ -263,11 +263,11 @@ class TopicFiles:
         return end if offset is None else max(offset, first)
 
     def read(self, start: int, end: int, *, keyed: bool = False) -> Iterator[Slice]:
-        """Yield the records from `start` up to, not including, `end`, with `keyed` also their keys
-        and headers. Offsets that compaction removed are simply not there.
+        """Yield the records in [start, end), with `keyed` also their keys and headers. Offsets that
+        compaction removed are skipped.
 
-        `InvalidOffset` when retention has deleted the segment that held `start`, `Damaged` at
-        records that were lost.
+        Raises `InvalidOffset` if retention has deleted the segment of `start`, and `Damaged` at
+        lost records.
         """
         if start < (first := self._deleted()):
             raise InvalidOffset(f"offset {start} was deleted; the first one left is {first}")
@@ -280,7 +280,7 @@ class TopicFiles:
         yield from self._read(start, end, keyed)
 
     def _lost(self) -> list[tuple[int, int]]:
-        """Offsets that the broker noted as lost, from and up to, in order."""
+        """Return the ranges [from, to) that the broker recorded as lost, in order."""
         try:
             places = json.loads((self.directory / DAMAGE).read_bytes())
             return sorted(
@@ -292,7 +292,7 @@ class TopicFiles:
             return []
         except (ValueError, TypeError, LookupError) as error:
             raise Damaged(
-                f"{self.directory / DAMAGE} cannot be read: {error}; a broker's start mends it"
+                f"{self.directory / DAMAGE} cannot be read: {error}; start a broker to repair it"
             ) from None
 
     def _read(self, start: int, end: int, keyed: bool) -> Iterator[Slice]:
@@ -306,7 +306,7 @@ class TopicFiles:
                         attempts = 0
                         start = int(piece.offsets[-1]) + 1
                 return
-            except (FileNotFoundError, Damaged) as error:  # perhaps files were swapped under us
+            except (FileNotFoundError, Damaged) as error:  # perhaps the broker swapped files
                 attempts += 1
                 if attempts >= MAX_ATTEMPTS:
                     raise Damaged(f"{self.directory}: {error}") from None
@@ -315,8 +315,8 @@ class TopicFiles:
     def _segments(
         self, listed: list[int | None], bases: list[int | None] | None = None
     ) -> Iterator[OpenSegment | OpenBatchSegment]:
-        """Those that are `listed`, or only these of them. FileNotFoundError when the topic was
-        rolled since: what was active is sealed, and is not the one that is active now.
+        """Open the segments in `listed`, or only those in `bases`. Raises FileNotFoundError if the
+        topic was rolled since: the active segment is then another one.
         """
         for base in listed if bases is None else bases:
             segment = self._open(base)
@@ -330,17 +330,17 @@ class TopicFiles:
         for pause in SIDECAR_RETRY_SECONDS if (self.directory / INCARNATION).exists() else ():
             if segment.timed:
                 break
-            # A sidecar is the first to be renamed or removed: its absence proves nothing
-            # the times.
+            # A sidecar is renamed or removed before the other files, so a missing one may only mean
+            # that the broker is about to rename or remove them.
             time.sleep(pause)
             segment = opened(self.directory, base)
         if base is not None and _swap_marker(os.listdir(self.directory)) is not None:
-            # perhaps this one: its files may be of before and after
+            # the swap may include this segment, whose files may then not match
             raise FileNotFoundError(segment.path(DATA))
         return segment
 
     def _names_without_swap(self) -> list[str]:
-        """Return the names of the files, once no swap is being made."""
+        """Return the names of the files, after waiting for the end of a swap."""
         deadline, pause = time.monotonic() + SWAP_SECONDS, 0.001
         while True:
             names = os.listdir(self.directory)
@@ -350,7 +350,7 @@ class TopicFiles:
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"{self.directory / swap}: an unfinished swap of segments; "
-                    "a broker's start ends it"
+                    "start a broker to finish it"
                 )
             time.sleep(pause)
             pause = min(0.1, 2 * pause)
@@ -362,7 +362,7 @@ class TopicFiles:
         return [*sealed, *([None] if DATA in names else [])]
 
     def _from(self, bases: list[int | None], start: int) -> list[int | None]:
-        """Return the segments that may hold `start` and what follows it."""
+        """Return the bases of the segments from the one that may contain `start`."""
         before = [i for i, base in enumerate(bases) if base is not None and base <= start]
         if before:
             return bases[before[-1] :]

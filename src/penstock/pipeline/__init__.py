@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Importing a module makes it an attribute of its package: now, or it would replace the function
-# `session` later.
+# Importing a module sets it as an attribute of its package. Import `session` here, or a later
+# import would replace the function of the same name.
 importlib.import_module("penstock.pipeline.session")
 
 

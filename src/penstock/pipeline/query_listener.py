@@ -1,11 +1,11 @@
-"""A `StreamingQueryListener` of ours: any streaming query is shown in words, and on the broker.
+"""Log the progress of any streaming query, and report it to the broker.
 
     penstock.pipeline.watch(spark, "http://127.0.0.1:6632")
 
-Each batch is then logged ("copier: topic orders: offsets 0 to 99, 12 records behind"), and the
-query stands in the Console and in `penstock pipeline list` under its `queryName`, as a pipeline
-from a file does; an operator can stop it there. A broker that does not answer disturbs nothing.
-Spark tells of a query without new data every 10 s, which is often enough to be seen.
+Each batch is logged ("copier: topic orders: offsets 0 to 99, 12 records behind"). The Console and
+`penstock pipeline list` show the query under its `queryName`, like a pipeline from a file, and an
+operator can stop it there. A broker that does not answer does not affect the query. Spark reports
+a query without new data every 10 s, which is often enough for the broker.
 """
 
 import logging
@@ -29,7 +29,7 @@ class QueryListener(StreamingQueryListener):
     def __init__(self, spark: Any, url: str | None = None, token: str | None = None) -> None:
         self._spark = spark
         self._url, self._token = url, token
-        # by the query's run; none of those that began before they were listened to
+        # by run id; queries that started before the listener are not included
         self._reports: dict[UUID, RunReport] = {}
         self._heartbeats: dict[UUID, Heartbeat] = {}
 
@@ -42,7 +42,7 @@ class QueryListener(StreamingQueryListener):
         self._send(event)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-        """A batch is done, or there was nothing to do."""
+        """Handle the end of a batch."""
         progress = event.progress
         if (report := self._reports.get(progress.runId)) is None:
             return
@@ -70,7 +70,7 @@ class QueryListener(StreamingQueryListener):
         self._heartbeats.pop(event.runId, None)
 
     def _send(self, query: Any) -> None:
-        """Report the query that an event or its progress is of."""
+        """Report the query of an event or a progress."""
         heartbeat = self._heartbeats.get(query.runId)
         if heartbeat is None:
             return
@@ -78,5 +78,5 @@ class QueryListener(StreamingQueryListener):
         if heartbeat.stop_wanted:
             heartbeat.stop_wanted = False
             active = self._spark.streams.get(str(query.id))
-            if active is not None:  # not here: Spark's events wait for this method
+            if active is not None:  # in a thread: this method blocks further events
                 threading.Thread(target=stop_after_batch, args=(active,), daemon=True).start()

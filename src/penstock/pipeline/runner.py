@@ -1,8 +1,8 @@
-"""Runs a pipeline: starts its queries, reports how they go, stops them after the batch they are in.
+"""Run a pipeline: start its queries, report their progress, and stop them between batches.
 
-Reports go to a terminal, standard output as JSON lines, and the broker, which
-shows them to operators and passes on their wish that the pipeline should stop. A broker that does
-not answer never disturbs the pipeline.
+Reports go to a terminal, to standard output as JSON lines, and to the broker. The broker shows them
+to operators and passes on a request to stop. A broker that does not answer does not affect the
+pipeline.
 """
 
 import json
@@ -33,7 +33,7 @@ from penstock.pipeline.validation import resolve_routes
 log = logging.getLogger("penstock.pipeline")
 
 POLL_SECONDS = 0.25
-STOP_SECONDS = 120.0  # for the batch it is in to end
+STOP_SECONDS = 120.0  # the longest wait for the current batch
 MAX_ATTEMPTS = 5
 WORKER_TOO_SLOW = "Python worker failed to connect back"
 
@@ -52,11 +52,11 @@ class Runner:
         self._seen = -1  # the last batch of the main query that the report has
 
     def stop(self) -> None:
-        """Ask it to end after the batch it is in. May be called from a signal handler."""
+        """Stop the pipeline after the current batch. May be called from a signal handler."""
         self._stop.set()
 
     def run(self, spark: Any = None) -> RunReport:
-        """Run to the end: all there is for availableNow and batch, until stopped otherwise."""
+        """Run until all data is processed (availableNow and batch), otherwise until stopped."""
         self._report()
         try:
             with repeating(self._report, HEARTBEAT_SECONDS):  # a JVM takes its time to start
@@ -75,7 +75,7 @@ class Runner:
         return self.report
 
     def _prepare(self, spark: Any) -> tuple[Any, Built]:
-        """The session, and all that is before the first batch."""
+        """Create the session and the queries."""
         self.pipeline = resolve_routes(self.pipeline)
         settings = {name: str(value) for name, value in self.pipeline.spark.items()}
         session = spark or build_session(self.pipeline.name, self.report.master, settings)
@@ -90,8 +90,8 @@ class Runner:
         self._report("running")
         began = time.monotonic()
         p = self.pipeline
-        # Each run writes what it read, unless the file's author says by an appId that they are one
-        # and the same.
+        # Each run writes its rows again, unless the pipeline file has an appId: then all runs are
+        # one application.
         run = "" if p.appId else f":{uuid.uuid4().hex}"
         main, *others = (replace(output, app=output.app + run) for output in outputs)
         with repeating(partial(self._count_tasks, main.frame), POLL_SECONDS):
@@ -108,7 +108,7 @@ class Runner:
         self.report.batch, self.report.batch_ms = 0, int((time.monotonic() - began) * 1000)
 
     def _count_tasks(self, frame: Any) -> None:
-        """Report how many of the tasks that Spark has planned are done."""
+        """Report the share of planned Spark tasks that are done."""
         if hasattr(frame, "_jdf"):  # Spark Connect has no tracker
             tracker = frame.sparkSession.sparkContext.statusTracker()
             stages = [tracker.getStageInfo(one) for one in tracker.getActiveStageIds()]
@@ -153,7 +153,7 @@ class Runner:
             for query, plan in zip(queries, planned, strict=True):
                 if (failure := query.exception()) is not None:
                     where = "" if "://" in root else failed_batch(Path(root) / plan.name)
-                    # a query of several sinks says itself which one failed
+                    # the error of a query with several sinks names the failed one
                     who = f"{plan.title}: " if len(planned) > 1 and not plan.cut else ""
                     place = f" ({where})" if where else ""
                     raise PipelineFailed(f"{who}{cause(failure)}{place}") from failure
@@ -188,7 +188,7 @@ class Runner:
 
 
 def graph_of(pipeline: PipelineFile, built: Built) -> list[PipelineNode]:
-    """Sources, steps and sinks, each with the names of those it reads from."""
+    """Return the sources, steps and sinks, each with the names of its inputs."""
     nodes = [PipelineNode("source", name, source.title) for name, source in pipeline.views.items()]
     nodes += [
         PipelineNode("step", name, inputs=list(dict.fromkeys(inputs)))
@@ -201,7 +201,7 @@ def graph_of(pipeline: PipelineFile, built: Built) -> list[PipelineNode]:
 
 
 def failed_batch(checkpoint: Path) -> str:
-    """Which batch was begun and not finished, and what it reads; empty if that is not known."""
+    """Describe the batch that was begun and not finished; empty if unknown."""
     begun, done = (
         [int(path.name) for path in (checkpoint / kind).glob("*") if path.name.isdigit()]
         for kind in ("offsets", "commits")
@@ -209,7 +209,7 @@ def failed_batch(checkpoint: Path) -> str:
     if not begun or max(begun) in done:
         return ""
     number = max(begun)
-    # A version, metadata, then a line per source: https://github.com/apache/spark, OffsetSeqLog
+    # The version, metadata, then a line per source (OffsetSeqLog in github.com/apache/spark)
     ends = _offsets(checkpoint / "offsets" / str(number))
     starts: list[dict[str, Any]] = [{}] * len(ends)
     if number - 1 in begun:
@@ -223,7 +223,7 @@ def failed_batch(checkpoint: Path) -> str:
             continue
         for topic, at in end.items():
             first, last = start.get(topic, {}).get("next"), at["next"] - 1
-            if first is None:  # a first batch: where it began is not written down
+            if first is None:  # a first batch: its start is not recorded
                 parts.append(f"topic {topic} up to offset {last}")
             elif first <= last:
                 parts.append(f"topic {topic} offsets {first} to {last}")
@@ -240,17 +240,17 @@ def _offsets(file: Path) -> list[dict[str, Any]]:
 
 
 def await_any_end(session: Any, seconds: float) -> None:
-    """Wait until a query of the session ends, in whatever way, or the time has passed."""
+    """Wait until a query of the session ends or fails, or the time has passed."""
     try:
         ended = session.streams.awaitAnyTermination(seconds)
-    except StreamingQueryException:  # the query has it too
+    except StreamingQueryException:  # `query.exception()` returns it
         ended = True
     if ended:  # or the next call would return at once because of the same query
         session.streams.resetTerminated()
 
 
 def stop_after_batch(query: Any) -> None:
-    """Stop a query once the batch it is in has ended, or it took too long."""
+    """Stop a query after its current batch, or after STOP_SECONDS."""
     deadline = time.monotonic() + STOP_SECONDS
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,13 +1,12 @@
-"""The Spark session pipelines run in: quiet, bounded, and cut into the same tasks whenever a batch
-is run again.
+"""Create the Spark session of a pipeline: quiet, small, and with tasks that are repeatable.
 
-`spark.sql.adaptive.enabled` is off because it merges and splits tasks by what it measures, and an
-exactly-once sink must meet the same rows in the same task when a batch is repeated. The rest keeps
-a small machine usable: no web page, no progress bar over ours, few shuffle partitions, loopback
-addresses for a local master, temporary files out of the way.
+`spark.sql.adaptive.enabled` is off because it merges and splits tasks by measured sizes. An
+exactly-once sink needs the same rows in the same task when a batch is repeated. The other settings
+suit a small machine: no web page, no progress bar, few shuffle partitions, loopback addresses for
+a local master, and temporary files outside of the working directory.
 
-Spark says a lot when it starts, and logs as an error what it then raises. Both are left out; with
-PENSTOCK_SPARK_LOG set to a level (warn, info, ...) all of it is shown from that level on.
+Start-up messages of Spark and log lines for errors that it also raises are not shown. Set
+PENSTOCK_SPARK_LOG to a level (warn, info, ...) to show Spark's whole log from that level on.
 """
 
 import importlib.util
@@ -38,9 +37,9 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %%d{HH:mm:ss} %%p %%c{1}: %%m%%n%%ex{short}
 """
 LOGGER_LEVELS = {
-    # else the main class "sets the default log level" and says so
+    # otherwise, the main class logs that it sets the default log level
     "api.python.PythonGatewayServer": "error",
-    # these log the failure of a task that is then raised, and reported with its cause
+    # these log a task's failure, which is also raised and reported with its cause
     "executor.Executor": "off",
     "scheduler.TaskSetManager": "off",
     "util.Utils": "off",
@@ -53,7 +52,7 @@ SILENCE = "".join(
 )
 QUIET = "error"
 LEVELS = ("off", "error", "warn", "info", "debug", "trace", "all")
-# What the JVM and its start script print, past any logger.
+# Lines that the JVM and its start script print without a logger.
 START_UP_NOISE = (
     b"WARNING: Using incubator modules",
     b"Using Spark's default log4j profile",
@@ -72,7 +71,7 @@ COMMON = {
     "spark.sql.streaming.stopTimeout": "60s",
     "spark.log.structuredLogging.enabled": "false",
 }
-# Of PySpark: they print the stack of every error that is raised too.
+# Loggers of PySpark that print the stack of every error, although it is also raised.
 NOISY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 LOCAL = {
     "spark.driver.host": "127.0.0.1",
@@ -85,7 +84,7 @@ LOCAL = {
 def build(
     name: str = "penstock", master: str = "local[*]", settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """A session with our data source. `master`: Spark's, or a Spark Connect address (sc://...)."""
+    """Create a session with our data source. `master` may be a Spark Connect URL (sc://...)."""
     try:
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
@@ -118,16 +117,16 @@ def build(
 
 
 def log_level() -> str:
-    """From which level on Spark's own log is shown."""
+    """Return the level from which Spark's own log is shown."""
     level = os.environ.get("PENSTOCK_SPARK_LOG", "").strip().lower() or QUIET
     if level not in LEVELS:
-        raise ConfigError(f"PENSTOCK_SPARK_LOG is one of {', '.join(LEVELS)}, not {level!r}")
+        raise ConfigError(f"PENSTOCK_SPARK_LOG must be one of {', '.join(LEVELS)}, not {level!r}")
     return level
 
 
 def _start_jvm_quietly(settings: Mapping[str, str]) -> None:
-    """Start the JVM of a first session, with all it writes to standard error passed on but for the
-    start-up noise. A JVM that runs already stays as it is."""
+    """Start the JVM and filter the start-up lines from its standard error. Does nothing if a JVM
+    is already running."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -157,7 +156,7 @@ def find_java() -> str | None:
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """A handler of Ctrl-C stays: a new SparkContext takes it for itself, to cancel all jobs."""
+    """Keep the current SIGINT handler. A new SparkContext would replace it to cancel all jobs."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else signal.default_int_handler
     try:
@@ -168,27 +167,27 @@ def _own_interrupts() -> Iterator[None]:
 
 
 def activate(spark: Any) -> Any:
-    """The session, made the calling thread's own: there Spark looks data sources up.
+    """Make the session active in the calling thread, where Spark looks up data sources.
 
-    Jobs take a session or a function that makes one: wrong arguments are then reported before a
-    JVM starts."""
+    `spark` may be a function that creates the session. A job can then report wrong arguments
+    before a JVM starts."""
     spark = spark() if callable(spark) else spark
     session = getattr(spark, "_jsparkSession", None)
-    if session is not None:  # else Spark Connect, which has no such thing
+    if session is not None:  # Spark Connect has no active session
         spark._jvm.SparkSession.setActiveSession(session)
     return spark
 
 
 def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSession":
-    """On a Spark Connect server: what queries need is set, the server's own settings refused."""
+    """Connect to a Spark Connect server and set the options of queries; refuse other settings."""
     for key in settings:
         if not key.startswith("spark.sql."):
             raise ConfigError(
-                f"{key} belongs to the Spark Connect server at {master}: set it where that is "
-                "started"
+                f"{key} belongs to the Spark Connect server at {master}: set it where the "
+                "server is started"
             )
     missing = f"{master} needs a Spark Connect client: pip install 'penstock[connect]'"
-    # PySpark itself would take us for a doctest and leave, in some places
+    # without grpc, PySpark may assume that it runs in a doctest and exit the process
     if importlib.util.find_spec("grpc") is None:
         raise Unavailable(missing)
     try:
@@ -210,7 +209,7 @@ def _connected(builder: Any, master: str, settings: dict[str, str]) -> "SparkSes
 
 
 def _start_python_fast() -> None:
-    """See `penstock.pipeline.site.sitecustomize`."""
+    """Put `penstock.pipeline.site.sitecustomize` on the path of Python workers."""
     site = str(Path(__file__).parent / "site")
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if site not in paths:
@@ -218,10 +217,10 @@ def _start_python_fast() -> None:
 
 
 def _files(level: str) -> dict[str, str]:
-    """Keeps Spark's logs, warehouse and metadata out of the working directory."""
+    """Return settings that keep Spark's files out of the working directory."""
     directory = Path(tempfile.gettempdir()) / f"penstock-spark-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
-    # made by somebody else, who could then choose our logging
+    # another user owns the directory and could change our logging
     if directory.stat().st_uid != os.getuid():
         directory = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log4j = directory / f"log4j2-{level}.properties"

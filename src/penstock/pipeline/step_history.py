@@ -1,16 +1,14 @@
-"""What the steps of a pipeline were when its checkpoint was written, so that state is not continued
-by others.
+"""Record a pipeline's steps in its checkpoint, so that other steps do not continue its state.
 
     <checkpoint>/steps/<n>.json     the steps from the n-th change on; the last one counts
 
-An aggregate, a join or the removal of duplicates keeps state between batches, and Spark only looks
-at the state's columns: a count that became a sum continues from the old count. So the steps that
-state is made of (those that keep it, and all they read from) must stay what they were once a batch
-was committed. Steps after them, and pipelines without state, may change; that is recorded.
+Aggregates, joins and deduplication keep state between batches. Spark compares only the columns of
+that state, so a count that is changed to a sum would continue from the old count. So once a batch
+is committed, the steps that keep state, and all steps that they read from, must not change. Other
+steps, and pipelines without state, may change; the change is recorded.
 
-Texts are kept, not their hashes, and compared word by word: layout, comments and the case of words
-do not count. Of a Python step its function's own
-source counts, not what it calls.
+The texts of the steps are stored and compared word by word. Layout, comments and the case of words
+are ignored. For a Python step, the source of its function is compared, but not what it calls.
 """
 
 import ast
@@ -31,7 +29,7 @@ from penstock.pipeline.validation import load_function
 
 log = logging.getLogger("penstock.pipeline")
 
-# Of SQL: what is quoted, comments and white space, words, and single signs.
+# Tokens of SQL: quoted text, comments, white space, words, and single characters.
 TOKEN = re.compile(
     r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/|\s+|\w+|.""", re.DOTALL
 )
@@ -40,11 +38,11 @@ TOKEN = re.compile(
 def record_steps(
     spark: Any, pipeline: PipelineFile, made: dict[str, Any], inputs: dict[str, list[str]]
 ) -> None:
-    """Refuse steps that did not make the checkpoint's state; record them. `made` are the frames of
-    the views, `inputs` the views that each step reads."""
+    """Record the steps. Raises ConfigError if other steps made the checkpoint's state. `made` are
+    the frames of the views, `inputs` the views that each step reads."""
     if not hasattr(spark, "_jvm"):
         log.info(
-            "over Spark Connect steps are not compared: the checkpoint's files are the server's"
+            "steps are not compared over Spark Connect: the server owns the checkpoint's files"
         )
         return
     files = CheckpointFiles(spark, (pipeline.checkpoint or "").rstrip("/"))
@@ -55,13 +53,13 @@ def record_steps(
         if differences:
             raise ConfigError(
                 f"the checkpoint {pipeline.checkpoint} holds state that other steps have made: "
-                f"{'; '.join(differences)}. Its figures would be continued from theirs. Either go "
-                "on with the steps as they were, or give the pipeline a new `checkpoint`: it then "
-                "reads from startingOffsets on and writes to the sink again"
+                f"{'; '.join(differences)}. The new steps would continue from that state. Either "
+                "restore the earlier steps, or give the pipeline a new `checkpoint`: it then reads "
+                "from startingOffsets and writes to the sink again"
             )
     if before is None or any(before.get(key) != now[key] for key in now):
         if before is not None:
-            log.warning("pipeline %s: its steps changed; new data takes the new ones", now["name"])
+            log.warning("pipeline %s: its steps changed; new data uses the new steps", now["name"])
         files.add(number + 1, {**now, "at": datetime.now(UTC).isoformat(timespec="seconds")})
 
 
@@ -85,12 +83,12 @@ def _python(step: PipelineStep) -> dict[str, str]:
             inspect.getsource(load_function(step.python or "", f"step {step.name}"))
         )
     except (OSError, TypeError):
-        source = ""  # not written in Python: its name has to do
+        source = ""  # not written in Python: compare only its name
     return {"python": step.python or "", "source": source}
 
 
 def _state(pipeline: PipelineFile, made: dict[str, Any], inputs: dict[str, list[str]]) -> set[str]:
-    """The steps and sources that the state of any sink's query is made of."""
+    """Return the steps and sources that the state of any sink's query depends on."""
     counts = {name: stateful_nodes(frame) for name, frame in made.items()}
     last = next(reversed(made))
     stateful: set[str] = set()
@@ -102,7 +100,7 @@ def _state(pipeline: PipelineFile, made: dict[str, Any], inputs: dict[str, list[
 
 
 def ancestors(view: str, inputs: dict[str, list[str]], stop: str | None = None) -> set[str]:
-    """A view and all that it is made of, but nothing behind `stop`."""
+    """Return a view and all its direct and indirect inputs, but no inputs of `stop`."""
     reached: set[str] = set()
     rest = [view]
     while rest:
@@ -114,9 +112,9 @@ def ancestors(view: str, inputs: dict[str, list[str]], stop: str | None = None) 
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What is not as it was among all that state is made of."""
+    """Describe the changes to steps and sources that state depends on."""
     differences = []
-    known = "outputs" in before  # else only the state of the last view was recorded
+    known = "outputs" in before  # older files record only the state of the last view
     for name in sorted({*before["state"], *(now["state"] if known else ())}):
         old, new = before["steps"].get(name), now["steps"].get(name)
         if name in before["sources"] and name in now["sources"]:
@@ -125,7 +123,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             differences.append(f"{name} is {'new' if old is None else 'gone'}")
         elif not _same(old, new):
             differences.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
-    # another step reads from them, or none any more
+    # a step that keeps state now reads from them, or no longer does
     if not differences and known and before["state"] != now["state"]:
         differences.append(
             f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}"
@@ -138,7 +136,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _retyped(name: str, *sources: dict[str, Any]) -> list[str]:
-    """Columns whose type changed. One that came or went does not matter, or fails its readers."""
+    """Describe columns whose type changed. An added column is harmless; a missing one fails."""
     schemas = (source["schema"] for source in sources)
     before, now = (_types(ddl) for ddl in schemas)
     return [
@@ -181,7 +179,7 @@ def _shown(step: dict[str, str]) -> str:
 
 
 class CheckpointFiles:
-    """The checkpoint's directory, wherever Spark keeps it."""
+    """The checkpoint's directory, on any file system that Spark supports."""
 
     def __init__(self, spark: Any, root: str) -> None:
         self._jvm = spark._jvm

@@ -1,17 +1,16 @@
-"""A pipeline's steps without its stream: on given rows, compared with what is expected of them
-(`penstock pipeline test`), or on the first records of its sources (`penstock pipeline preview`).
+"""Run a pipeline's steps on given rows and compare the results (`penstock pipeline test`), or run
+them on the first records of its sources (`penstock pipeline preview`).
 
-Nothing is written and no checkpoint is touched. The steps are those of a run, made by the same
-code; sources are frames that end, so an aggregate is over all their rows and a watermark drops
-nothing. Rows of a source in a test are:
+Nothing is written, and no checkpoint is used. The steps are built by the same code as in a run. The
+sources are finite, so an aggregate covers all their rows and a watermark drops nothing. In a test,
+the rows of a source are:
 
-- of `format: json`, the records themselves: an object is a payload; a text is one as it stands,
-  for those that do not fit;
-- of other topics and queues, objects with the source's columns, or texts, which are payloads;
-- of tables, objects with their columns.
+- for `format: json`, payloads: an object, or a string for a payload that does not fit;
+- for other topics and queues, objects with the source's columns, or strings, which are payloads;
+- for tables, objects with their columns.
 
-Columns of a topic or queue that are not given count up: `offset` and `seq` from 0, times by a
-second from 1970-01-01 on.
+Missing columns of a topic or queue are filled in: `offset` and `seq` count from 0, and times
+advance by one second from 1970-01-01.
 """
 
 import json
@@ -31,13 +30,13 @@ from penstock.pipeline.query_builder import Frames, frames, read_source
 from penstock.pipeline.source_columns import QUEUE_COLUMNS, TOPIC_COLUMNS, ddl
 
 Rows = list[dict[str, Any]]
-DEAD = "dead:"  # before a source's name: its dead letters
+DEAD = "dead:"  # prefix of a source's name that means its dead letters
 START = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What a view's rows are not as expected."""
+    """The differences between a view's rows and the expected rows."""
 
     view: str
     missing: Rows
@@ -45,12 +44,12 @@ class Difference:
 
 
 def given_rows(pipeline: PipelineFile, text: str, where: str) -> dict[str, list[Any]]:
-    """Rows by source from a JSON file's text: an object of lists, or a list for the only source."""
+    """Return rows by source from JSON: an object of lists, or a list for the first source."""
     return _by_view(text, where, list(pipeline.views), next(iter(pipeline.views)))
 
 
 def expected_rows(pipeline: PipelineFile, text: str, where: str) -> dict[str, list[Any]]:
-    """Rows by view from a JSON file's text: an object of lists, or a list for the last view."""
+    """Return rows by view from JSON: an object of lists, or a list for the last view."""
     views = [*pipeline.views, *(step.name for step in pipeline.steps)]
     dead = [f"{DEAD}{name}" for name, source in pipeline.views.items() if source.deadLetter]
     return _by_view(text, where, [*views, *dead], views[-1])
@@ -84,8 +83,8 @@ def on_first_records(spark: Any, pipeline: PipelineFile, records: int) -> Frames
 
 
 def compare(made: Frames, expected: Mapping[str, list[Any]]) -> list[Difference]:
-    """What is not as expected. The order of rows does not count, nor do columns whose names begin
-    with an underscore where no expected row has them."""
+    """Return the differences. The order of rows is ignored. So are columns that begin with an
+    underscore, if no expected row has such a column."""
     differences = []
     for view, wanted in expected.items():
         hidden = not any(name.startswith("_") for row in wanted for name in row)
@@ -101,7 +100,7 @@ def compare(made: Frames, expected: Mapping[str, list[Any]]) -> list[Difference]
 
 
 def rows_of(made: Frames, view: str, *, hidden: bool = False, limit: int | None = None) -> Rows:
-    """A view's rows as JSON; without columns that begin with an underscore if `hidden`."""
+    """Return a view's rows as JSON, with `hidden` without columns that begin with `_`."""
     frame = made.dead[view.removeprefix(DEAD)] if view.startswith(DEAD) else made.views[view]
     names = [name for name in frame.columns if not (hidden and name.startswith("_"))]
     columns = [_readable(frame, name) for name in names]
@@ -112,7 +111,7 @@ def rows_of(made: Frames, view: str, *, hidden: bool = False, limit: int | None 
 
 
 def _readable(frame: Any, name: str) -> Any:
-    """Bytes as text: JSON would have them in base64."""
+    """Return a column, with bytes as text: `to_json` would encode them in base64."""
     column = frame[f"`{name}`"]
     binary = isinstance(frame.schema[name].dataType, BinaryType)
     return f.decode(column, "UTF-8").alias(name) if binary else column
@@ -125,7 +124,7 @@ def _text(row: Any) -> str:
 def _frame(spark: Any, name: str, source: PipelineSource, rows: list[Any]) -> Any:
     if source.static:
         if not rows:
-            raise ConfigError(f"source {name}: give rows, a table's columns are theirs")
+            raise ConfigError(f"source {name}: give at least one row, which defines the columns")
         return spark.createDataFrame(rows)
     schema = QUEUE_COLUMNS if source.queue else TOPIC_COLUMNS
     records = [_record(name, source, number, row) for number, row in enumerate(rows)]

@@ -1,7 +1,7 @@
-"""Names both ends agree on: those that stand for "none given", and what may be a topic's name.
+"""Define the names that broker and client share, and check the names of topics.
 
-A topic's name becomes a directory's name, so it is checked before anything touches the disk. So is
-every path that a manifest or a listing contains.
+A topic's name becomes a directory name, so it is checked before it reaches the disk. So is every
+path from a manifest or a listing.
 """
 
 import re
@@ -9,15 +9,15 @@ import re
 from penstock.errors import InvalidRequest
 
 QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
-DEFAULT_PARTITION = "Default"  # of a message that names none
+DEFAULT_PARTITION = "Default"  # of messages that name none
 MAX_NAME_BYTES = 249
-LOST_FOUND = "lost+found"  # a file system's own, where the data directory is its root
+LOST_FOUND = "lost+found"  # ext4 creates it; the data directory may be a mount point
 RESERVED = (".", "..", ".penstock", LOST_FOUND)
 _INCARNATION = re.compile("[0-9a-f]{32}")
 
 
 def check_name(name: str, what: str = "topic") -> str:
-    """The name itself, or InvalidRequest."""
+    """Return the name. Raises InvalidRequest if it is invalid."""
     try:
         length = len(name.encode())
     except UnicodeEncodeError:
@@ -53,11 +53,11 @@ def is_relative_path(path: str) -> bool:
 
 
 def partition_label(topic: str, partition: int) -> str:
-    """The name of a partition's log: the topic's, and `/number` for all but partition 0."""
+    """Return the label of a partition: the topic's name, with `/number` except for partition 0."""
     return f"{topic}/{partition}" if partition else topic
 
 
 def split_label(label: str) -> tuple[str, int]:
-    """The topic and the number of the partition with this label."""
+    """Return the topic and the number of the partition with this label."""
     topic, _, number = label.partition("/")
     return topic, int(number or 0)

@@ -1,13 +1,12 @@
-"""Who answered that a message failed, and when: for the life line of a message.
+"""Record which worker reported that a message failed, and when, for the message's timeline.
 
-A lease keeps no name, and to write one would cost every pop. But who took a message is who answers
-it, and answers that say `failed`, `retry` or `dlq` are few. Those that were accepted are noted in
-memory and written some at a time, beside the queue's own transactions: nobody waits for it, and
-what succeeds costs nothing. It is a help for people, not a book: notes are dropped while PostgreSQL
-is away or when more fail than can be written, and a process that dies takes its last ones along.
+A lease stores no worker name, because that would slow down every pop. But the worker that took a
+message also answers it, and few answers say `failed`, `retry` or `dlq`. Accepted answers of this
+kind are collected in memory and written in batches, outside of the queue's transactions. No request
+waits for the write, and successful messages cost nothing. The record is not complete: notes are
+dropped while PostgreSQL is down or when too many messages fail, and a crash loses the last ones.
 
-The newest `KEPT_ROWS` are kept. Each write removes some of the oldest, so nothing has to run for
-it.
+The newest `KEPT_ROWS` are kept: each write also deletes some of the oldest.
 """
 
 import asyncio
@@ -50,10 +49,10 @@ class Failures:
     def __init__(self, context: QueueContext) -> None:
         self._database, self._catalog = context.database, context.catalog
         self._waiting: deque[Note] = deque()
-        self._writing: asyncio.Task[None] | None = None  # while there are some to write
+        self._writing: asyncio.Task[None] | None = None  # runs while notes wait
 
     def note(self, ack: Ack) -> None:
-        """An answer that was accepted and says that the message did not succeed."""
+        """Record an accepted answer that says that the message failed."""
         partition = self._catalog.partition_id(ack.partition_id)
         if ack.worker is None or partition is None or len(self._waiting) >= MAX_WAITING:
             return
@@ -85,4 +84,4 @@ class Failures:
         try:
             await self._database.fetch(WRITE, *columns, KEPT_ROWS)
         except (PenstockError, asyncpg.PostgresError) as error:
-            log.debug("who failed %d messages was not noted: %s", len(notes), error)
+            log.debug("the failures of %d messages were not recorded: %s", len(notes), error)

@@ -1,14 +1,13 @@
-"""Acknowledgements on their way to `settle`, and the memory of what was delivered under a lease.
+"""Group acknowledgements for `settle`, and remember the messages of each delivered lease.
 
-Acknowledgements that follow each other and differ in their transaction id only are a run. `settle`
-answers a run as one where all of its messages have the same outcome, which is why a batch costs
-little more than a message.
+Consecutive acknowledgements that differ only in their transaction id are a run. If all messages of
+a run have the same outcome, `settle` returns one answer for the run. So a batch costs little more
+than a message.
 
-The leases that a broker delivered are remembered, as long as there is room: which messages, and the
-version that their cursor had then. A run that completes exactly these messages says so, and
-`settle` completes the lease by that version, without reading a message. The memory is a shortcut
-and never an authority: a cursor that changed since, for any reason, has another version and its
-messages are looked up, in the same call.
+For recent leases, a broker remembers the messages and the version of their cursor. If a run
+completes exactly these messages, `settle` gets the version and completes the lease without reading
+a message. The memory is only a shortcut: if the cursor has changed since, its version differs, and
+`settle` looks up the messages in the same call.
 """
 
 import asyncio
@@ -37,13 +36,11 @@ STATUSES = {
 }
 NOT_FOUND = "Message not found"
 NO_LEASE = "Invalid or expired lease"
-ERRORS = {"missing": NOT_FOUND, "lease": NO_LEASE}  # by outcome; the others are a success
+ERRORS = {"missing": NOT_FOUND, "lease": NO_LEASE}  # by outcome; other outcomes are successes
 
 
 class AckRun(msgspec.Struct, gc=False):
-    """Acknowledgements that follow each other and have all but the transaction id in common, as
-    `settle` takes them.
-    """
+    """Consecutive acknowledgements for `settle` that differ only in the transaction id."""
 
     partition: int
     group: str
@@ -53,7 +50,7 @@ class AckRun(msgspec.Struct, gc=False):
     error: str | None = None
     delay: float | None = None
     limit: int | None = None  # of attempts
-    # Of a remembered lease, which is the run that completes all its cursor has beyond its position:
+    # For a remembered lease, that is, a run that completes all messages beyond the position:
     group_id: int | None = None
     version: int | None = None  # of the cursor
     last: int | None = None  # the last message's number
@@ -64,16 +61,16 @@ class AckRun(msgspec.Struct, gc=False):
     first: int = 0  # the index of its first acknowledgement
 
 
-# Columns that are NULL where no run has the field
+# Fields whose column is NULL if no run has a value
 OPTIONAL = attrgetter("status", "error", "delay", "limit", "group_id", "version", "last")
 
 
 class LeaseMemory:
-    """The leases that are remembered, the oldest first; of limited size."""
+    """The remembered leases, oldest first, up to MAX_REMEMBERED_MESSAGES."""
 
     def __init__(self) -> None:
         self._leases: dict[str, AckRun] = {}
-        self.messages = 0  # of all of them
+        self.messages = 0  # of all leases
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -91,8 +88,8 @@ class LeaseMemory:
         return lease
 
     def completed_by(self, ack: Ack, transactions: list[str]) -> AckRun | None:
-        """The lease whose messages are exactly those of a run of acknowledgements like `ack`, if
-        they complete it. It is forgotten: whatever comes of the run, its cursor changes.
+        """Return the lease that acknowledgements like `ack` complete exactly, or None. The lease is
+        forgotten in any case, because the acknowledgements change its cursor.
         """
         lease = self.forget(ack.lease_id) if ack.lease_id else None
         if (
@@ -117,7 +114,7 @@ class AckBatch:
     async def arguments(
         self, catalog: QueueCatalog, memory: LeaseMemory | None = None
     ) -> SettleArguments | None:
-        """What to send; None: all are answered already, or there are none."""
+        """Return the arguments for `settle`; None if no acknowledgement needs the call."""
         runs, remembered = self._runs, False
         for first, ack, ids in await self._similar():
             run = memory.completed_by(ack, ids) if memory else None
@@ -165,7 +162,7 @@ class AckBatch:
         )
 
     async def _similar(self) -> list[tuple[int, Ack, list[str]]]:
-        """The runs: the index of the first acknowledgement, it, and the transaction ids of all."""
+        """Return the runs: index of the first acknowledgement, the acknowledgement, all ids."""
         runs: list[tuple[int, Ack, list[str]]] = []
         key: object = None
         transactions: list[str] = []
@@ -184,7 +181,7 @@ class AckBatch:
         return runs
 
     async def fill(self, rows: list[Row]) -> list[AckOutcome]:
-        """The answers, from the rows of `settle`."""
+        """Return the answers, from the rows of `settle`."""
         filled = 0
         for row in rows:
             for number, more in zip(row["runs"], row["more"], strict=True):
@@ -222,7 +219,7 @@ class AckBatch:
 
 
 def _run_of(ack: Ack, transactions: list[str], catalog: QueueCatalog) -> AckRun | str:
-    """The run of acknowledgements like this one; a text says why it cannot be sent."""
+    """Return the run of acknowledgements like this one, or the reason why it cannot be sent."""
     status = STATUSES.get(ack.status)
     if status is None:
         return f"Unknown status: {ack.status}"
@@ -245,7 +242,7 @@ def _run_of(ack: Ack, transactions: list[str], catalog: QueueCatalog) -> AckRun 
 
 
 def check_acks(acks: Sequence[Ack]) -> None:
-    """Refuse what PostgreSQL cannot store; the first bad one refuses all."""
+    """Raise InvalidRequest if PostgreSQL cannot store one of the acknowledgements."""
     check_text("transactionId", "".join([ack.transaction_id for ack in acks]))
     for group in {ack.group for ack in acks}:
         check_text("consumerGroup", group)

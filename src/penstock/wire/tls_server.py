@@ -1,9 +1,9 @@
 """Listen in plain text or for TLS. A plain-text client of a TLS port gets an error in its protocol.
 
-In plain text this is the server of the event loop. For TLS, the broker accepts connections itself
-and peeks at the first byte: 0x16 begins a handshake, and the connection goes to the event loop.
-Anything else gets `refusal` and is closed. This costs a few system calls per connection, beside a
-handshake of about a millisecond.
+For plain text, the server of the event loop listens. For TLS, the broker accepts connections itself
+and peeks at the first byte. 0x16 begins a handshake, and the connection goes to the event loop. Any
+other byte gets `refusal`, and the connection is closed. The peek costs a few system calls; the
+handshake takes about a millisecond.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ LINGER_SECONDS = 2.0  # for the client to read the refusal
 
 
 class Server(Protocol):
-    """What there is of `asyncio.Server` in both."""
+    """The part of `asyncio.Server` that both servers have."""
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]: ...

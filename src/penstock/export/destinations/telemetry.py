@@ -1,9 +1,9 @@
-"""What the OTLP and remote-write destinations have in common.
+"""The common part of the OTLP and remote-write destinations.
 
-A record is a request as an exporter sent it (`telemetry_request`), and it is sent as it came: one
-stored request is one sent request. Nothing is merged. 413 cuts a request in two, as often as that
-helps. How far a request that was cut has been sent is remembered until it is done, so that a retry
-does not repeat what went through; a crash does.
+A record is a request of an exporter (`telemetry_request`). It is sent unchanged, and requests are
+never merged. If the destination answers 413, the request is split in two, repeatedly if needed.
+The progress of a split request is kept in memory, so a retry sends only the missing parts. After a
+crash, all parts are sent again.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from penstock.export.payload import RAW
 from penstock.export.telemetry_request import TelemetryRequest
 from penstock.net.http import HttpAnswer
 
-_MAX_CUT = 256  # requests that were cut and not sent to their end; more are started again
+_MAX_CUT = 256  # split requests with progress in memory; further ones start again
 _RESERVED = {"content-type", "content-encoding", "content-length", "idempotency-key"}
 
 
@@ -38,11 +38,11 @@ class TelemetryTarget(AddressTarget):
 
 @dataclass(slots=True)
 class _Progress:
-    """What is left of a request that was cut."""
+    """The progress of a request that was split."""
 
     unsent: list[tuple[str, TelemetryRequest]]  # (idempotency key, part), the next one last
     refused: list[bytes] = field(default_factory=list)  # records of parts that were refused
-    reason: str = ""  # of the last of them
+    reason: str = ""  # why the last one was refused
 
 
 class TelemetryDestination(Destination):
@@ -72,7 +72,7 @@ class TelemetryDestination(Destination):
             raise BatchRefused(str(error)) from None
 
     async def send(self, batch: OutgoingBatch, prepared: Any) -> int:
-        """Send the request, in parts if need be; how many items in it the destination rejected."""
+        """Send the request, in parts if needed. Return how many items were rejected."""
         progress = self._cut.pop(batch.key, None) or _Progress([(batch.key, prepared)])
         rejected = 0
         try:
@@ -88,7 +88,7 @@ class TelemetryDestination(Destination):
                         progress.unsent[-1:] = [(f"{key}-2", second), (f"{key}-1", first)]
                         continue
                     if key == batch.key:
-                        raise  # it was not cut
+                        raise  # it was not split
                     progress.refused.append(request.record())
                     progress.reason = str(error)
                 progress.unsent.pop()
@@ -130,4 +130,4 @@ class TelemetryDestination(Destination):
 
     @abstractmethod
     async def _post(self, key: str, request: TelemetryRequest) -> int:
-        """Send one request; how many items in it the destination rejected."""
+        """Send one request. Return how many of its items the destination rejected."""

@@ -1,4 +1,4 @@
-"""aiq's layout as a format of segments: `penstock.log.layout` has it byte by byte."""
+"""The segment format with aiq's layout. `penstock.log.layout` documents it byte by byte."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +74,7 @@ class AiqFormat(SegmentFormat):
         write.add({BATCHES: [row.pack()], DATA: [data], INDEX: [index]}, count, size)
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
-        """Return the writes with positions counted from the first one's."""
+        """Return the chunks of the writes, with positions relative to the first record."""
         if not writes:
             return {}
         index = np.frombuffer(_joined(writes, INDEX), INDEX_TYPE).copy()

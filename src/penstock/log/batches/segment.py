@@ -1,10 +1,10 @@
-"""A segment of record batches: which batch holds an offset, and what is in it.
+"""A segment of record batches: find the batch of an offset, and read its records.
 
-A batch is located by the sparse index and the headers behind its row; for readers in order, and
-those at the end, by where the batch before ended. Every batch that is decoded was checked against
-its checksum; bytes that are handed out whole (`raw`) are checked by who decodes them.
+The sparse index and the headers after its row locate a batch. For sequential readers and readers at
+the end, the end of the batch before is remembered. A batch's checksum is checked before the batch
+is decoded. Batches returned as bytes (`raw`) are checked by the reader that decodes them.
 
-Offsets may have gaps (compaction), between batches and within them. A hole in the *positions* is
+Compaction leaves gaps in the offsets, between batches and within them. A gap in the *positions* is
 damage: `Damaged`, with the offset where reading can continue.
 """
 
@@ -31,16 +31,16 @@ from penstock.protocol.kafka_batch import (
 )
 
 KINDS = (INDEX, DATA)
-WINDOW_BYTES = 64 << 10  # read at once while headers are walked
+WINDOW_BYTES = 64 << 10  # per read while headers are walked
 PLACES_REMEMBERED = 64
 
 
 class _Batch(NamedTuple):
-    """A batch by its header."""
+    """The position and the offsets of a batch, from its header."""
 
     position: int
     first: int
-    end: int  # the offset after its last
+    end: int  # the offset after its last one
     size: int
     records_before: int  # in the segment
 
@@ -57,8 +57,8 @@ class BatchSegment(Segment):
     def __init__(self, fs: Fs, directory: Path, base: int, *, sealed: bool) -> None:
         super().__init__(fs, directory, base, sealed=sealed)
         self._index = None if sealed else SparseIndex(base)
-        self._index_size = 0  # of a sealed one's file
-        # Offsets that batches begin with and where, with the records before: where readers ended.
+        self._index_size = 0  # of the index file of a sealed segment
+        # First offset of a batch -> (position, records before it), for recent reads and appends.
         self._places: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     # Numbers
@@ -91,7 +91,7 @@ class BatchSegment(Segment):
         self.data_size, self._index_size = sizes[DATA], sizes[INDEX]
 
     def take_index(self, index: SparseIndex) -> None:
-        """Be what this index describes."""
+        """Set the index, and the fields that follow from it."""
         self._index, self._index_size = index, index.row_count * ROW.itemsize + TRAILER_SIZE
         self.base = index.base
         self.end, self.rows, self.newest = index.end, index.records, index.newest
@@ -120,8 +120,8 @@ class BatchSegment(Segment):
     # Finding
 
     def _heads(self, position: int, records: int) -> Iterator[_Batch]:
-        """Yield the batches from this position on, before which so many records lie. Those behind
-        damage do not begin where the one before ends.
+        """Yield the batches from a position on; `records` precede it in the segment. Damaged bytes
+        are skipped, so a batch may begin after the end of the one before.
         """
         file, expected = self.file(DATA), self.base
         buffer, start = b"", position
@@ -150,15 +150,15 @@ class BatchSegment(Segment):
             position, expected = stop, end
 
     def _find(self, offset: int) -> Iterator[_Batch]:
-        """Yield the batch that holds `offset`, or the first after it, and those that follow it
-        without damage between them.
+        """Yield the batch that contains `offset`, or the first after it, and the following ones up
+        to damage.
         """
         place = self._places.get(offset)
         if place is None:
             _, position, _, records = self.index.row_before("offset", offset)
         else:
             position, records = place
-        started, before = False, position  # where the batch before ends
+        started, before = False, position  # the end of the previous batch
         for batch in self._heads(position, records):
             if started and batch.position != before:
                 return
@@ -193,14 +193,14 @@ class BatchSegment(Segment):
             skip = int(np.searchsorted(columns.offsets, offset))
             if skip < count:
                 break
-            at = following  # all that these had from `offset` on was compacted away
+            at = following  # compaction removed all their records from `offset` on
         sizes = np.cumsum(HEADER_SIZE + np.maximum(columns.value_lengths[skip:], 0))
         fitting = max(1, int(np.searchsorted(sizes, max_bytes, "right")))
         part = slice(skip, min(count, skip + max_records, skip + fitting))
         return batch_of(columns, part, following)
 
     def _span(self, offset: int, max_records: int, max_bytes: int) -> list[_Batch]:
-        """Neighbouring batches from the one on that holds `offset`: so many records, or bytes."""
+        """Return adjacent batches from the one that contains `offset`, up to either limit."""
         batches: list[_Batch] = []
         size = 0
         for batch in self._find(offset):
@@ -211,7 +211,7 @@ class BatchSegment(Segment):
         return batches
 
     def _decode(self, batches: Sequence[_Batch]) -> tuple[Columns, int]:
-        """Return the records of neighbouring batches, and the offset after the last whole one."""
+        """Return the records of adjacent batches, and the offset after the last intact one."""
         start, following = batches[0].position, batches[0].end
         data = self.file(DATA).read_at(start, batches[-1].stop - start)
         decoder = Decoder()
@@ -233,7 +233,7 @@ class BatchSegment(Segment):
         return decoder.columns(), following
 
     def raw(self, offset: int, max_bytes: int) -> Raw:
-        """Whole batches, at least one; the first may begin before `offset`."""
+        """Return whole batches, at least one. The first may begin before `offset`."""
         batches = self._find(offset)
         first = next(batches, None)
         if first is None:
@@ -247,8 +247,8 @@ class BatchSegment(Segment):
     def _stop(
         self, first: _Batch, max_bytes: int, following: Iterator[_Batch]
     ) -> tuple[int, int, int]:
-        """Return where as many batches from `first` on as `max_bytes` take end: the position, the
-        offset after them, and the records before it. Rows of the index are borders of batches.
+        """Return the end of the batches from `first` on that fit into `max_bytes`: position, offset
+        and the records before it. Each row of the index is the start of a batch.
         """
         limit = first.position + max_bytes
         hole = next((begin for begin, _ in self.holes if begin >= first.stop), self.data_size)

@@ -1,4 +1,4 @@
-"""Walking the batches of a data file, header by header, and finding them again behind damage."""
+"""Walk the batches of a data file header by header, and find the next one after damage."""
 
 from collections.abc import Iterator
 from struct import Struct
@@ -10,7 +10,7 @@ from penstock.log.segment import StoredBatch
 from penstock.protocol.kafka_batch import HEAD_SIZE, MAGIC, MIN_LENGTH, BatchHead, Bytes, is_whole
 
 CHUNK_BYTES = 1 << 20
-MAX_SEARCH_BYTES = 64 << 20  # looked through for the next batch behind damage
+MAX_SEARCH_BYTES = 64 << 20  # searched for the next batch after damage
 _SHAPE = Struct(">qi4xb6xi")  # base offset, length, magic, last offset delta
 
 
@@ -19,7 +19,7 @@ class Readable(Protocol):
 
 
 class Located(NamedTuple):
-    """A batch and where it lies."""
+    """A batch and its position."""
 
     position: int
     head: BatchHead
@@ -36,8 +36,8 @@ class Located(NamedTuple):
 
 
 def shape_at(data: Bytes, at: int) -> tuple[int, int, int] | None:
-    """Return the base offset, the end offset and the size of the batch whose header is at this
-    position; None when there can be none.
+    """Return the base offset, the end offset and the size of the batch at this position; None if
+    the bytes are not a header.
     """
     if len(data) - at < HEAD_SIZE:
         return None
@@ -50,8 +50,8 @@ def shape_at(data: Bytes, at: int) -> tuple[int, int, int] | None:
 def whole_batches(
     file: Readable, start: int, size: int, offset: int, *, limit: int | None = None
 ) -> Iterator[Located]:
-    """Intact batches from `start` on, each of which begins where the one before ends, in the file
-    and by its offset (with `limit` it may also leave offsets out, staying below it).
+    """Yield adjacent intact batches from `start` on. Their offsets are consecutive; with `limit`,
+    there may be gaps, and all offsets are below it.
     """
     at = start
     while at < size:
@@ -69,7 +69,7 @@ def whole_batches(
         at += inside
         if inside:
             continue
-        # larger than a chunk, or no batch at all
+        # larger than a chunk, or not a batch
         if shape is None or not _follows(shape, offset, limit) or at + shape[2] > size:
             return
         data = file.read_at(at, shape[2])
@@ -86,8 +86,8 @@ def _follows(shape: tuple[int, int, int], offset: int, limit: int | None) -> boo
 def next_whole(
     file: Readable, start: int, size: int, offset: int, limit: int | None
 ) -> Located | None:
-    """Return the first intact batch behind damage that begins at `start`: where the damaged header
-    says that it ends, or at last wherever the bytes show one. Its offset is above those before.
+    """Return the first intact batch after damage at `start`. Try the end given by the damaged
+    header first, then search the bytes. The batch's base offset is at least `offset`.
     """
     shape = shape_at(file.read_at(start, min(HEAD_SIZE, size - start)), 0)
     highest = limit if limit is not None else offset + (size - start)

@@ -1,4 +1,4 @@
-"""The order in which a topic is opened, its small files and its producers."""
+"""Recover a topic from its directory: its segments, small files and producers."""
 
 import logging
 from pathlib import Path
@@ -42,20 +42,20 @@ log = logging.getLogger("penstock.topics")
 
 
 class RecoveredTopic(NamedTuple):
-    """A topic as it was on disk, after what recovery did to it."""
+    """The state of a topic on disk after recovery."""
 
     format: SegmentFormat
     incarnation: str
-    incarnation_lost: bool  # it is a new one, for a topic that had one
+    incarnation_lost: bool  # a new one replaces it
     segments: tuple[Segment, ...]  # in order of offsets, the active one last
     producers: Producers
-    checkpointed: int  # size of the active segment's data at its checkpoint, -1 when there is none
-    state: int  # of that checkpoint
+    checkpointed: int  # size of the active segment's data at the checkpoint; -1: none
+    state: int  # in that checkpoint
     archived: int | None
     policy: str  # delete or compact
     limits: TopicLimits
     damage: DamageReport
-    tier: TierManifest | None  # what of it lies in the tier
+    tier: TierManifest | None  # lists the segments in the tier
 
 
 def create_files(form: SegmentFormat, fs: Fs, directory: Path, state: int, *, sync: bool) -> None:
@@ -131,10 +131,10 @@ def _read_tier(form: SegmentFormat, directory: TopicDirectory) -> TierManifest |
     try:
         tier = TierManifest.parse(data, TIER)
     except Damaged as error:
-        directory.report("damaged", f"{error}: what lies in the tier is read from there again")
+        directory.report("damaged", f"{error}: the manifest is read from the tier again")
         return None
-    # Files are removed one after another: what is left of a segment that the tier has is
-    # removed too, not repaired.
+    # A crash can interrupt the removal of a segment's files. Remove the remaining ones; the tier
+    # has the segment.
     for segment in tier.segments:
         names = {sealed_name(kind, segment.base) for kind in form.kinds}
         if not names <= directory.names and sealed_name(DATA, segment.base) in directory.names:
@@ -155,7 +155,7 @@ def _with_tiered(
     absent = not_local(tier, segments)
     if absent and cache is None:
         log.warning(
-            "topic %s: offsets %d to %d lie in a tier, and topics.tier is not set: they cannot "
+            "topic %s: offsets %d to %d are in a tier, but topics.tier is not set: they cannot "
             "be read",
             label_of(directory.path),
             absent[0].base,
@@ -192,7 +192,7 @@ def _read_checkpoint(directory: TopicDirectory) -> Checkpoint | None:
 
 
 def _read_incarnation(directory: TopicDirectory, checkpoint: Checkpoint | None) -> tuple[str, bool]:
-    """It, and whether it is a new one although the topic had one."""
+    """Return the incarnation, and whether a new one replaces a lost one."""
     data = directory.read(INCARNATION)
     text = parse_checked(data or b"")
     if text is not None and is_incarnation(text):
@@ -233,7 +233,7 @@ def _read_policy(directory: TopicDirectory) -> str:
     if text not in (DELETE, COMPACT):
         directory.report(
             "repaired",
-            f"{POLICY} is damaged: taken for {COMPACT!r}, under which retention deletes nothing",
+            f"{POLICY} is damaged: {COMPACT!r} is used, so retention deletes nothing",
         )
         return COMPACT
     return text

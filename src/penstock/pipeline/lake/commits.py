@@ -1,14 +1,12 @@
-"""Commits to a Delta table by runs that may be killed, repeated, or side by side.
+"""Commit to a Delta table from runs that may be killed, repeated, or concurrent.
 
-A commit carries an application transaction, by which Delta refuses it beside another one of the
-same id, and the name of its run. The answer to a commit can be lost although it is there: a store
-repeats the request by itself, finds the first one, and calls it a conflict. So a run that was
-refused looks for itself in the newer commits before it takes itself for a loser, whose files are
-deleted.
+A commit carries the name of its run and an application transaction. Delta refuses concurrent
+commits with the same transaction id. The answer to a successful commit can be lost: a store client
+repeats the request, finds the first one, and reports a conflict. So a refused run looks for its own
+name in the newer commits before it deletes its files.
 
-On a disk, deltalake goes through all entries of the log for a commit, and opening a table reads all
-that its checkpoint says of removed files. Both are kept for a limited time (`settings`), so neither
-grows with the number of commits before.
+On a disk, deltalake reads all entries of the log for a commit. To open a table, it reads all the
+records of removed files in the checkpoint. Both expire (`settings`), so neither grows forever.
 """
 
 import uuid
@@ -19,16 +17,16 @@ from deltalake.exceptions import CommitFailedError
 
 from penstock.pipeline.lake.storage import Storage
 
-MAX_ATTEMPTS = 20  # of a commit that others' commits refused
+MAX_ATTEMPTS = 20  # at a commit that conflicts with others
 CHECKPOINT_INTERVAL = 10  # commits between checkpoints of the Delta log
-KEPT_HOURS = 48  # for which old versions can be read, unless a run says otherwise
-CLEANUP_INTERVAL = 100  # commits between deletions of log entries that are too old: it lists all
-HISTORY = 100  # commits that are looked at beyond those since the snapshot
+KEPT_HOURS = 48  # how long old versions stay readable by default
+CLEANUP_INTERVAL = 100  # commits between deletions of expired log entries, which list all
+HISTORY = 100  # commits that are searched besides those since the snapshot
 RUN = "penstockRun"
 
 
 def settings(hours: int) -> dict[str, str]:
-    """Of a table whose old versions can be read for so many hours."""
+    """Return the settings of a table whose old versions stay readable for so many hours."""
     kept = f"interval {hours} hours"
     return {
         "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -38,7 +36,7 @@ def settings(hours: int) -> dict[str, str]:
 
 
 def new_run() -> str:
-    """A name for a run's files and commits."""
+    """Return a unique name for a run's files and commits."""
     return uuid.uuid4().hex
 
 
@@ -51,7 +49,7 @@ def commit(
     retries: int | None = None,
     notes: dict[str, Any] | None = None,
 ) -> bool:
-    """Commit on top of the version that `delta` has; whether it was accepted."""
+    """Commit on top of the version of `delta`. Return whether the commit was accepted."""
     properties = CommitProperties(
         custom_metadata={RUN: run, **(notes or {})},
         max_commit_retries=retries,
@@ -64,8 +62,8 @@ def commit(
             delta.schema(),
             partition_by=delta.metadata().partition_columns or None,
             commit_properties=properties,
-            # deltalake would write the checkpoint from what this writer has seen, which lacks the
-            # commits of others that it was put behind: `sync_commits` does it from the log
+            # deltalake would write a checkpoint without the concurrent commits that preceded this
+            # one; `sync_commits` writes it from the log
             post_commithook_properties=PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False
             ),
@@ -76,14 +74,14 @@ def commit(
 
 
 def is_committed(delta: Any, run: str, base: int) -> bool:
-    """Whether one of the commits after version `base` is the run's."""
+    """Check whether one of the commits after version `base` is the run's."""
     commits = delta.history(delta.version() - base + HISTORY)
     return any(one.get(RUN) == run for one in commits if one["version"] > base)
 
 
 def sync_commits(storage: Storage, base: int, delta: Any) -> None:
-    """Make the commits after version `base` durable, up to that of `delta`, which was just opened;
-    and write a checkpoint of it, and delete old entries of the log, when that is due.
+    """Make the commits after version `base` durable, up to the version of `delta`. When due, write
+    a checkpoint and delete expired log entries. `delta` must have been opened after the commit.
     """
     version = delta.version()
     for number in range(base + 1, version + 1):

@@ -1,10 +1,9 @@
-"""Upkeep of an archive's table: small files become larger ones, old days go, space is reclaimed.
+"""Maintain an archive's table: merge small files, drop old days, delete unused files.
 
-Runs of a table that is kept fresh leave many small files. Files of a day are merged when
-`MERGED_FILES` of about one size have gathered (within a factor of `MERGED_FILES`), so a record is
-rewritten once per step of that factor and not with every merge. Tasks of Spark do it, each in
-bounded memory; the driver commits each day for itself. A commit that meets another one is given up:
-the next run finds the same files again.
+Frequent runs leave many small files. Files of one day are merged once there are `MERGED_FILES` of
+about one size (within a factor of `MERGED_FILES`). So a record is rewritten once per size level,
+not with every merge. Spark tasks merge the files in bounded memory, and the driver commits. If
+another commit came first, this one is abandoned, and the next run finds the same files again.
 """
 
 import math
@@ -30,21 +29,21 @@ from penstock.pipeline.lake.data_files import (
 from penstock.pipeline.lake.table import LakeTable, Snapshot
 
 MERGED_FILES = 8
-SMALLEST_BYTES = 64 << 10  # files below are of one size
+SMALLEST_BYTES = 64 << 10  # smaller files count as one size
 
 
 @dataclass
 class Upkeep:
     file_bytes: int
     keep_days: int | None = None
-    vacuum_hours: int = KEPT_HOURS  # as long as a query may read one snapshot
+    vacuum_hours: int = KEPT_HOURS  # how long a query may read one snapshot
 
 
 @dataclass
 class Maintained:
     merged: int = 0  # small files that were rewritten into larger ones
     expired: int = 0  # files of days that are too old
-    vacuumed: int = 0  # files that nothing has any more
+    vacuumed: int = 0  # files that no version has any more
 
     def add(self, other: "Maintained") -> None:
         self.merged += other.merged
@@ -52,12 +51,12 @@ class Maintained:
         self.vacuumed += other.vacuumed
 
 
-# Merges each group of files, and gives the new ones.
+# Merges each group of files, and returns the new files.
 Merger = Callable[[FileWriter, list[list[DataFile]]], list[DataFile]]
 
 
 def maintain(table: LakeTable, upkeep: Upkeep, merger: Merger) -> Maintained:
-    """All of it, as far as there is something to do."""
+    """Expire, compact and vacuum the table, if it exists."""
     done = Maintained()
     snapshot = table.open()
     if snapshot is None:
@@ -71,7 +70,7 @@ def maintain(table: LakeTable, upkeep: Upkeep, merger: Merger) -> Maintained:
 
 
 def expire(table: LakeTable, snapshot: Snapshot, keep_days: int, today: date) -> int:
-    """Drop the days that are more than `keep_days` before today; how many files they had."""
+    """Drop the days that are more than `keep_days` before today. Return their files' number."""
     oldest = str(today - timedelta(days=keep_days))
     old = [file for file in snapshot.files() if file.date < oldest]
     if not old or table.replace(snapshot, new_run(), old, []) is None:
@@ -80,7 +79,7 @@ def expire(table: LakeTable, snapshot: Snapshot, keep_days: int, today: date) ->
 
 
 def small_files(files: list[DataFile], file_bytes: int) -> list[list[DataFile]]:
-    """Files to be merged with each other: of one day, of about one size."""
+    """Return groups of files to merge: of one day and of about one size."""
     groups: dict[tuple[str, int], list[DataFile]] = defaultdict(list)
     for file in files:
         if file.bytes < file_bytes // 4:
@@ -94,7 +93,7 @@ def small_files(files: list[DataFile], file_bytes: int) -> list[list[DataFile]]:
 
 
 def compact(table: LakeTable, file_bytes: int, merger: Merger) -> int:
-    """Merge small files; how many there were. They stay on disk until `vacuum`."""
+    """Merge small files and return their number. They stay on disk until `vacuum`."""
     snapshot = table.open()
     if snapshot is None or not (groups := small_files(snapshot.files(), file_bytes)):
         return 0
@@ -113,7 +112,7 @@ def compact(table: LakeTable, file_bytes: int, merger: Merger) -> int:
 
 
 def merged_by_tasks(spark: Any, writer: FileWriter, groups: list[list[DataFile]]) -> list[DataFile]:
-    """A Merger: a task of Spark for each group."""
+    """Merge each group in a Spark task (a `Merger`)."""
 
     def merge_group(files: list[DataFile]) -> Iterator[pa.RecordBatch]:
         yield as_batch(merge(writer, files))
@@ -123,7 +122,7 @@ def merged_by_tasks(spark: Any, writer: FileWriter, groups: list[list[DataFile]]
 
 
 def merge(writer: FileWriter, files: list[DataFile]) -> list[DataFile]:
-    """The rows of all the files, in files of the writer's size."""
+    """Write the rows of all the files to new files of the writer's size."""
     return writer.write(
         chain.from_iterable(read_file(writer.storage, one.path, writer.schema) for one in files)
     )

@@ -1,34 +1,33 @@
-"""An archive of one topic or queue as a Delta table: what it holds, and how a run adds to it once.
+"""Archive a topic or queue in a Delta table, each record exactly once.
 
-    <root>/topics/<name>/_delta_log/...                what counts, by Delta's protocol
+    <root>/topics/<name>/_delta_log/...                the log, as Delta's protocol defines it
     <root>/topics/<name>/date=<day>/<file>.parquet     see `penstock.pipeline.lake.data_files`
     <root>/topics/<name>~2F1/...                       partition 1, a table of its own
     <root>/queues/<name>/...
 
 Executors write data files; the driver commits them. The commit carries an application transaction
 (Delta's `txn` action) whose id is the identity of the source (a topic's incarnation; database and
-queue) and whose version is the position after it (the next offset; the transaction horizon). So the
-position and the files change in one step, or not at all:
+queue). Its version is the position after the commit (the next offset; the transaction horizon). So
+the position and the files change atomically:
 
-- A run works from one snapshot and hands that snapshot to the commit. Delta refuses a commit when
-  another one with the same transaction id came since: of two runs from one position one adds its
-  rows, the other is `Superseded`, deletes the files it wrote and adds nothing.
-- A commit that was refused for another reason (a compaction beside it) is made again on the newer
-  snapshot, if that has the same position.
-- An answer can be lost although the commit is there: a run looks for itself before it takes itself
-  for a loser (`penstock.pipeline.lake.commits`).
-- Killed before the commit, a run leaves files that no commit names: `vacuum` removes them once they
-  are older than its limit. Killed after it, nothing is missing.
+- A run reads one snapshot and commits on top of it. Delta refuses the commit if another one with
+  the same transaction id followed the snapshot. Of two runs from one position, one adds its rows.
+  The other raises `Superseded`, deletes the files it wrote and adds nothing.
+- If a commit was refused for another reason (a concurrent compaction), the run commits again on top
+  of the newer snapshot, provided that the position is the same.
+- The answer to a successful commit can be lost. So a refused run looks for its own commit before it
+  deletes its files (`penstock.pipeline.lake.commits`).
+- A run that is killed before the commit leaves files that no commit names. `vacuum` removes them
+  once they are older than its limit.
 
-Files that are replaced by others (compaction) or dropped (old days) are removed in commits of a
-transaction id of their own, and never on top of a commit the run has not seen
-(`max_commit_retries=0`): deltalake lets two such commits remove the same files, and the rows of
-both would stay. A snapshot's files stay on disk for `vacuum`'s limit: readers of it are not
-disturbed. Entries of the log, and what it says of removed files, go by the same limit: a commit
-goes through all of those, so it takes as long whatever the number of commits before.
+Compaction and expiry remove files in commits with a transaction id of their own. They never commit
+on top of a version that they have not read (`max_commit_retries=0`): deltalake would let two such
+commits remove the same files and keep the new files of both. Files of a snapshot stay on disk for
+`vacuum`'s limit, so its readers are not disturbed. Log entries and records of removed files expire
+after the same limit. A commit reads all of them, so this bounds its duration.
 
-Directories have no `=` and no `%` in their names: polars takes the former for a partition,
-deltalake the latter for an escape.
+Directory names contain no `=` and no `%`: polars would read `=` as a partition, and deltalake `%`
+as an escape.
 """
 
 import time
@@ -58,18 +57,18 @@ from penstock.pipeline.lake.storage import Storage
 from penstock.protocol.names import partition_label
 
 MAINTENANCE = "penstock:maintenance"
-MISFITS = "penstockMisfits"  # files of the commit with records that do not fit the columns
+MISFITS = "penstockMisfits"  # the commit's files that have records that do not fit the columns
 KIND, NAME, IDENTITY = "penstock.kind", "penstock.name", "penstock.identity"
 Properties = dict[str, str]
 
 
 class Superseded(Conflict):
-    """Another run archived the same rows first; this one has added nothing."""
+    """Another run archived the same rows first. This run added nothing."""
 
 
 @dataclass
 class Snapshot:
-    """A table at one version. Nothing that happens later changes it."""
+    """An immutable view of a table at one version."""
 
     delta: Any
     kind: Kind
@@ -79,7 +78,7 @@ class Snapshot:
     properties: Properties = field(default_factory=dict)
 
     def columns(self) -> pa.Schema:
-        """Of the data files: all but `date`."""
+        """Return the columns of the data files: all but `date`."""
         schema = pa.schema(self.delta.schema())
         return pa.schema([one for one in schema if one.name != "date"])
 
@@ -97,7 +96,7 @@ def _data_file(row: dict[str, Any], kind: Kind) -> DataFile:
         row["size_bytes"],
         row["num_records"] or 0,
         str(row["partition.date"]),
-        # files that other programs wrote may have no statistics: then they may hold anything
+        # files of other programs may have no statistics: assume the widest range
         *(0 if first is None else first, (1 << 63) - 1 if last is None else last),
         *(since, until),
     )
@@ -112,7 +111,7 @@ class LakeTable:
         self.storage = self.root.below(f"{kind}s", folder(name))
 
     def open(self) -> Snapshot | None:
-        """The table as it is now; None when there is none."""
+        """Return the current snapshot, or None if the table does not exist."""
         if self.storage.local is not None and not (self.storage.local / "_delta_log").is_dir():
             return None
         try:
@@ -125,7 +124,7 @@ class LakeTable:
         return Snapshot(delta, self.kind, delta.version(), identity, position, properties)
 
     def require(self) -> Snapshot:
-        """The table; NotFound when there is none."""
+        """Return the current snapshot. Raises NotFound if nothing has been archived."""
         snapshot = self.open()
         if snapshot is None or snapshot.position is None:
             raise NotFound(
@@ -136,7 +135,7 @@ class LakeTable:
         return snapshot
 
     def create(self, identity: str, properties: Properties | None = None) -> Snapshot:
-        """Make the table, unless another run has just made it."""
+        """Create the table, unless another run has just created it."""
         schema = pa.schema([*self.kind.columns, pa.field("date", pa.date32())])
         own = {KIND: self.kind.name, NAME: self.name, IDENTITY: identity}
         try:
@@ -158,8 +157,8 @@ class LakeTable:
         return snapshot
 
     def append(self, base: Snapshot, run: str, files: list[DataFile], position: int) -> Snapshot:
-        """Add the files and move the position, as one; Superseded when another run did so since
-        `base`. A topic may delete what is archived, so files that are not there are not committed.
+        """Add the files and move the position atomically. Raises Superseded if another run moved it
+        since `base`. Retention may delete archived records, so missing files are never committed.
         """
         actions = [file.add_action(self.kind) for file in files]
         marks = [Transaction(_application(base.identity), position)]
@@ -176,7 +175,7 @@ class LakeTable:
             try:
                 accepted = self._commit(snapshot, run, actions, marks, notes=notes)
             except OSError:
-                # a disk's answers are not lost, unlike a store's: a full one needs the space
+                # a local disk loses no answers; delete the files, since the disk may be full
                 if self.storage.local is not None and not self._look_up(base, run)[1]:
                     self.storage.delete(paths)
                 raise
@@ -200,8 +199,8 @@ class LakeTable:
     def replace(
         self, base: Snapshot, run: str, old: list[DataFile], new: list[DataFile]
     ) -> Snapshot | None:
-        """Put other files with the same rows in place of some, or drop them; None, and nothing has
-        changed, when the table was changed since `base`.
+        """Replace files by others with the same rows, or drop them. If the table was changed since
+        `base`, change nothing and return None.
         """
         now = int(time.time() * 1000)
         change = not new
@@ -219,7 +218,7 @@ class LakeTable:
         return None
 
     def mark(self, application: str, version: int) -> None:
-        """Note a version of an application in the table, and nothing else."""
+        """Record the version of an application in the table."""
         for _ in range(MAX_ATTEMPTS):
             base = self.require()
             if (base.delta.transaction_version(application) or -1) >= version:
@@ -229,7 +228,7 @@ class LakeTable:
         raise Unavailable(f"{self.storage.uri} changes too often to be committed to: run it again")
 
     def add_columns(self, base: Snapshot, columns: Iterable[pa.Field]) -> Snapshot:
-        """New columns at the end, unless another run has added them meanwhile."""
+        """Append columns, except those that another run has added meanwhile."""
         for _ in range(MAX_ATTEMPTS):
             names = base.columns().names
             missing = [Field.from_arrow(one) for one in columns if one.name not in names]
@@ -245,7 +244,7 @@ class LakeTable:
         raise Unavailable(f"{self.storage.uri} changes too often: run it again")
 
     def keep_versions(self, snapshot: Snapshot, hours: int) -> Snapshot:
-        """Let old versions be readable for so long: what the log needs for it is kept."""
+        """Keep the log entries that old versions need to stay readable for so many hours."""
         if settings(hours).items() <= snapshot.properties.items():
             return snapshot
         try:
@@ -255,7 +254,7 @@ class LakeTable:
         return self.require_version(snapshot)
 
     def vacuum(self, hours: int) -> int:
-        """Delete files that no version of the last hours has; how many there were."""
+        """Delete files that no version of the last `hours` has. Return their number."""
         snapshot = self.open()
         if snapshot is None:
             return 0
@@ -270,7 +269,7 @@ class LakeTable:
         return len(unused)
 
     def require_version(self, base: Snapshot) -> Snapshot:
-        """The table as it is now, which is not older than `base`."""
+        """Return the current snapshot. Raises Conflict if the table was deleted or recreated."""
         newer = self.open()
         if newer is None or newer.identity != base.identity or newer.version < base.version:
             raise Conflict(f"{self.storage.uri} was deleted or made again while it was written to")
@@ -279,17 +278,17 @@ class LakeTable:
     def _commit(
         self, base: Snapshot, run: str, actions: list[Any], marks: list[Any], **how: Any
     ) -> bool:
-        """Commit on top of `base`; whether it was accepted."""
+        """Commit on top of `base`. Return whether the commit was accepted."""
         return commit(base.delta, run, actions, marks, **how)
 
     def _committed(self, base: Snapshot) -> Snapshot:
-        """The table after a commit, which is durable then."""
+        """Make the last commits durable and return the snapshot after them."""
         snapshot = self.require_version(base)
         sync_commits(self.storage, base.version, snapshot.delta)
         return snapshot
 
     def _look_up(self, base: Snapshot, run: str) -> tuple[Snapshot, bool]:
-        """The table now, and whether a commit since `base` is the run's own."""
+        """Return the current snapshot, and whether `run` made a commit since `base`."""
         newer = self.require_version(base)
         return newer, is_committed(newer.delta, run, base.version)
 

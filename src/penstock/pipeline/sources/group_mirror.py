@@ -1,10 +1,9 @@
-"""A queue source's position, shown as a consumer group of the broker, beside the query and never in
-its way.
+"""Show the position of a queue source as a consumer group of the broker.
 
-The checkpoint is the truth. Moving a group's cursors costs a little per partition that got
-messages, which a batch over a hundred thousand partitions should not wait for: a thread does it,
-always for the newest position, one step of partitions at a time. The first pass of a run goes over
-all partitions, so that what an earlier run did not get to is made up for.
+The checkpoint is authoritative. Moving the cursors of a group costs time for each partition with
+new messages, and a batch over a hundred thousand partitions should not wait for it. So a thread
+moves the cursors to the newest position, some partitions per step. The first pass of a run covers
+all partitions, in case an earlier run was stopped before its last pass ended.
 """
 
 import logging
@@ -19,11 +18,11 @@ PARTITIONS_PER_STEP = 1000
 
 
 class Mirror:
-    """Moves the group to wherever `move` last said, in the background."""
+    """Moves the group to the last position given to `move`, in the background."""
 
     def __init__(self, postgres: Postgres, queue: str, group: str) -> None:
         self._postgres, self._queue, self._group = postgres, queue, group
-        self._shown: int | None = None  # the horizon the cursors show
+        self._shown: int | None = None  # the horizon that the cursors are at
         self._wanted: int | None = None
         self._stopping = False
         self._changed = threading.Condition()

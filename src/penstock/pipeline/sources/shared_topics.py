@@ -1,9 +1,8 @@
-"""Shared topics from where they are: the newest batches from PostgreSQL, older ones from the object
-store. No broker is asked, so tasks anywhere read as fast as those two serve them.
+"""Read shared topics without a broker: new batches from PostgreSQL, older ones from object storage.
 
-A range is read in pages, a statement each, so that no snapshot stays open for long. Between two
-pages the mover may replace rows by coordinates of an object, and delete an object that it merged
-into another one a while ago: a page whose object is gone is read again.
+A range is read in pages, one statement each, so that no snapshot stays open for long. Between two
+pages, the mover may replace batches by references to an object. It may also delete an object that
+it merged into another one. If a page's object is gone, the page is read again.
 """
 
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol.kafka_batch import CONTROL, HEAD_SIZE, BatchHead, assigned, checked
 from penstock.protocol.names import split_label
 
-PAGE_BYTES = 8 << 20  # of one statement, of which the last batch may be beyond it
+PAGE_BYTES = 8 << 20  # of one statement; the last batch may exceed it
 PAGE_ROWS = 2048
 SAMPLE_ROWS = 100  # the newest, from which the size of a record is estimated
 
@@ -46,14 +45,14 @@ PAGE = f"""
 
 
 class SharedLogState(NamedTuple):
-    """A partition of a shared topic as the database has it now."""
+    """The current state of a shared topic's partition in the database."""
 
     log_id: int
     incarnation: str
     next: int
     first: int
     partitions: int  # of the topic
-    record_bytes: float | None  # of one, about; None: there are none
+    record_bytes: float | None  # average size of a record; None: no records
 
 
 class SharedTopicReader:
@@ -77,7 +76,7 @@ class SharedTopicReader:
         return SharedLogState(*rows[0]) if rows else None
 
     def first_from(self, state: SharedLogState, offset: int) -> int:
-        """Return the first offset from this one on that a record may have."""
+        """Return the first offset, not below `offset`, that may have a record."""
         rows = self._postgres.rows(FIRST_FROM, (state.log_id, offset))
         return max(offset, rows[0][0]) if rows else max(offset, state.next)
 
@@ -96,9 +95,9 @@ class SharedTopicReader:
     def read(
         self, label: str, incarnation: str, start: int, end: int, *, keyed: bool
     ) -> Iterator[Slice]:
-        """Yield the records in [start, end). InvalidOffset if they have aged out, Damaged if a
-        failover lost them, Conflict or NotFound if the topic is another one or gone."""
-        missing = ""  # an object that was not there
+        """Yield the records in [start, end). Raises InvalidOffset if they have aged out, Damaged if
+        a failover lost them, Conflict if the topic was recreated, NotFound if it was deleted."""
+        missing = ""  # the object that was not found
         while start < end:
             log = self._require(label, incarnation)
             if start < log.first:
@@ -111,7 +110,7 @@ class SharedTopicReader:
                     f"the database ends at offset {log.next}: a failover lost what followed", end
                 )
             if not page:
-                return  # compaction left out all that follow
+                return  # compaction removed all records up to `end`
             for row in page:
                 try:
                     data = self._batches(row)
@@ -137,14 +136,14 @@ class SharedTopicReader:
         return log
 
     def _batches(self, row: tuple[Any, ...]) -> bytes:
-        """Return the batches that a row stands for."""
+        """Return the batches of a row, which contains or references them."""
         base, last, timeline, data, name, position, size = row
         if name is None:
             return assigned(data, base, timeline)
         if self._tier is None:
             raise InvalidRequest(
-                f"offsets {base} to {last} are in object storage: give the option 'sharedTier', "
-                "which is topics.shared_tier of the brokers"
+                f"offsets {base} to {last} are in object storage: set the option 'sharedTier' to "
+                "the brokers' topics.shared_tier"
             )
         self._store = self._store or ObjectStore(self._tier, create=False)
         return checked(self._store.read_range(name, position, size), base, last + 1)

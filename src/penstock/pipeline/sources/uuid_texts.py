@@ -1,13 +1,11 @@
-"""UUIDs as text, a whole column at once: four hexadecimal digits at a time are taken from a table
-of all 65,536.
-"""
+"""Convert a column of UUIDs to text, with a table of all groups of four hexadecimal digits."""
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 _FOURS = np.array([f"{i:04x}".encode() for i in range(1 << 16)], "S4").view("<u4")
-_PLACES = (0, 4, 9, 14, 19, 24, 28, 32)  # of each four digits in the text; dashes are in between
+_PLACES = (0, 4, 9, 14, 19, 24, 28, 32)  # of each group of four digits in the text
 _TEXT = np.dtype(
     {
         "names": [*(f"w{i}" for i in range(8)), *(f"dash{i}" for i in range(4))],
@@ -20,7 +18,7 @@ Words = npt.NDArray[np.int64] | npt.NDArray[np.uint16] | int
 
 
 def message_ids(installation: int, partitions: pa.Array, seqs: pa.Array) -> pa.Array:
-    """The ids of messages (the layout is that of `message_uuid.sql`)."""
+    """Return the ids of messages as text, in the layout of `message_uuid.sql`."""
     partition = partitions.to_numpy(zero_copy_only=False)
     seq = seqs.to_numpy(zero_copy_only=False)
     words: list[Words] = [
@@ -37,7 +35,7 @@ def message_ids(installation: int, partitions: pa.Array, seqs: pa.Array) -> pa.A
 
 
 def uuid_texts(raw: pa.Array) -> pa.Array:
-    """UUIDs of 16 bytes each as text; null stays null."""
+    """Return 16-byte UUIDs as text; null stays null."""
     if raw.null_count == len(raw):
         return pa.nulls(len(raw), pa.string())
     valid = raw.is_valid()

@@ -1,13 +1,11 @@
-"""What has to be done from time to time: roll up counters, retention, eviction and ttl, purge
-deleted queues.
+"""Run the periodic jobs of queues: counters, retention, eviction, ttl, purge of deleted queues.
 
-One job mends what should never be broken: a cursor at rest beside messages that its group could
-have (`heal`).
+One job, `heal`, repairs a fault that should never occur: an idle cursor that misses messages of its
+group.
 
-Every job works in steps of a few thousand rows with a commit each, finds its work through an index
-(messages in the order they were committed, cursors that have something to do) and never walks all
-partitions to find nothing. Brokers do not get in each other's way: a job runs under an advisory
-lock that the others only try for.
+Every job works in steps of at most a few thousand rows, each with a commit. It finds its work
+through an index (messages in commit order, cursors with work), and does not scan all partitions.
+A job runs under an advisory lock; other brokers skip it while the lock is taken.
 """
 
 import asyncio
@@ -33,7 +31,7 @@ log = logging.getLogger("penstock.queues")
 ROLLUP_SECONDS = 5.0
 HEAL_SECONDS = 5.0
 CURSORS_PER_STEP = 1000
-HEAL_STEPS = 5  # in one run, so a million cursors are walked in about a quarter of an hour
+HEAL_STEPS = 5  # per run, so a million cursors take about a quarter of an hour
 TIDY_SECONDS = 3600.0
 HISTORY_DAYS = 7
 DELIVERY_DAYS = 7
@@ -41,7 +39,7 @@ MIN_MESSAGES_PER_STEP, MESSAGES_PER_STEP = 200, 5000
 TIDIED_PER_STEP = 1000  # partitions
 EVICTED_PER_STEP = 500  # partitions
 MAX_EVICTED = 100_000  # partitions in one run; the rest in the next
-# seconds a step of retention should take: a push to a partition it works on waits that long
+# target duration of a retention step; pushes to its partitions wait that long
 STEP_SECONDS = 0.2
 STEP_GAP_SECONDS = 0.01  # pause between steps, so that a long job leaves room for others
 
@@ -67,15 +65,15 @@ class QueueUpkeep:
             "reason",
         )
         for reason in ("retention", "completed", "ttl", "eviction"):
-            self._removed.add(0, reason)  # there before the first one, so that the first one alerts
+            self._removed.add(0, reason)  # exists before the first removal, for alerts
         self._healed = metrics.counter(
             "penstock_queue_cursors_healed_total",
             "Cursors of consumer groups that would have missed stored messages and were repaired",
             "queue",
         )
         self._step = MESSAGES_PER_STEP
-        self._walked = (0, 0)  # partition and group of the last cursor that `heal` looked at
-        # (queue, rule) -> the transaction to go on from
+        self._walked = (0, 0)  # partition and group of the last cursor that `heal` checked
+        # (queue, reason) -> the transaction from which to continue
         self._positions: dict[tuple[int, str], str] = {}
 
     async def start(self) -> None:
@@ -102,7 +100,7 @@ class QueueUpkeep:
         await self._database.fetch("SELECT queue_rollup()")
 
     async def purge(self) -> int:
-        """Remove what deleted queues and groups left behind."""
+        """Delete the remaining rows of deleted queues and groups."""
         total = 0
         for row in await self._database.fetch(
             "SELECT group_id FROM dropped_groups ORDER BY group_id"
@@ -118,10 +116,9 @@ class QueueUpkeep:
             await asyncio.sleep(STEP_GAP_SECONDS)
 
     async def heal(self) -> int:
-        """Make cursors due that rest beside messages their group could have, and say so: each is a
-        fault.
+        """Make idle cursors due that miss messages of their group. Each is a fault and is logged.
 
-        Walks over all cursors by their key, some thousands in a run and on from there in the next.
+        A run checks some thousands of cursors in key order. The next run continues after them.
         """
         total = 0
         for _ in range(HEAL_STEPS):
@@ -169,7 +166,7 @@ class QueueUpkeep:
         return total
 
     async def evict(self) -> int:
-        """Delete what waited too long (`maxWaitTimeSeconds`) and what is too old (`ttl`)."""
+        """Delete messages that waited too long (`maxWaitTimeSeconds`) or are too old (`ttl`)."""
         rows = await self._database.fetch(
             """SELECT q.id, q.ttl, q.max_wait_time_seconds AS wait,
                       EXISTS (SELECT 1 FROM groups g WHERE g.queue_id = q.id) AS used
@@ -188,7 +185,7 @@ class QueueUpkeep:
         return total
 
     async def _evict(self, queue: int, seconds: int) -> int:
-        """Partitions are looked for once, messages deleted in steps."""
+        """Find the overdue partitions once, then delete their messages in steps."""
         ((before,),) = await self._database.fetch(
             "SELECT clock_timestamp() - make_interval(secs => $1)", float(seconds)
         )
@@ -212,8 +209,8 @@ class QueueUpkeep:
         return total
 
     async def tidy(self) -> None:
-        """Remove empty partitions that were idle for `partition_cleanup_days`, what idle sinks
-        wrote, old deliveries, and the SQL functions of releases that are not in use.
+        """Delete partitions that were empty for `partition_cleanup_days`, idle sinks, old
+        deliveries, and SQL functions of releases that are not in use.
         """
         await self._database.drop_unused_functions()
         await forget_idle_sinks(self._database, self._settings.sink_expiry)
@@ -230,7 +227,7 @@ class QueueUpkeep:
         total = 0
         key = (queue, reason)
         if random.random() < 0.05:
-            # now and then from the start: a transaction may have been committed late
+            # sometimes start again: a transaction may have been committed late
             self._positions.pop(key, None)
         while True:
             began = time.monotonic()
@@ -257,7 +254,7 @@ class QueueUpkeep:
             await asyncio.sleep(STEP_GAP_SECONDS)
 
     async def _locked(self, queue: int, sql: str, *args: Any, reason: str) -> Any:
-        """One step of a job on a queue, counted by its reason; None: another broker is at it."""
+        """Run one step of a job on a queue. Returns None if another broker holds the lock."""
         async with self._database.connection() as connection, connection.transaction():
             if not await connection.fetchval(
                 "SELECT pg_try_advisory_xact_lock(1885695603, $1)", queue

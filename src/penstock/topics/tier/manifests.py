@@ -1,5 +1,5 @@
-"""The manifests of this broker's topics: written in the store under the condition that nobody else
-has, then here as `tier.json`.
+"""Write the manifests of this broker's topics: with a conditional write in the store, so that no
+other broker's manifest is overwritten, then on disk as `tier.json`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from penstock.topics.topic import Topic
 
 
 class Manifests:
-    """Lives on the event loop; the store is asked in `pool`."""
+    """Runs on the event loop. Requests to the store run in `pool`."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Manifests:
         self._ownership = ownership
         self._cache = cache
         self._pool = pool
-        # of those that are ours in this epoch, by incarnation; None: there is none yet
+        # incarnation -> version of a manifest that is ours in this epoch; None: not written yet
         self.versions: dict[str, Version | None] = {}
 
     async def open(self, topic: Topic) -> None:
-        """Before the first write of a manifest in an epoch: the one that is there must be ours. The
+        """Check that the manifest in the store is ours, before the first write in an epoch. The
         caller holds `topic.maintenance`."""
         incarnation = topic.incarnation
         if incarnation in self.versions:
@@ -68,7 +68,7 @@ class Manifests:
         self.versions[incarnation] = version
 
     def tiered(self, topic: Topic, stored: StoredSegment) -> Segment:
-        """A segment that lies in the tier, as the topic has it."""
+        """Return the topic's segment for one that is stored in the tier."""
         fs, holes = self._context.fs, topic.damage_report.holes_of(stored.base)
         blank = topic.format.new_segment(fs, topic.directory, stored.base, sealed=True)
         return put_in_tier(blank, topic.incarnation, stored, self._cache, holes)
@@ -76,7 +76,7 @@ class Manifests:
     async def commit(
         self, topic: Topic, segments: list[StoredSegment], checkpoint: bytes | None = None
     ) -> None:
-        """Write the manifest there, then here. The caller holds `topic.maintenance`."""
+        """Write the manifest to the store, then to disk. The caller holds `topic.maintenance`."""
         before = topic.tier
         manifest = TierManifest(
             tier=self._ownership.tier,
@@ -101,7 +101,7 @@ class Manifests:
         try:
             version = self._store.put_if(name, data, self.versions.get(manifest.incarnation))
         except Conflict:
-            # Perhaps it was ours, and its answer was lost.
+            # Perhaps an earlier attempt succeeded and its answer was lost.
             self._ownership.check()
             there, version = self._store.get(name)
             present = TierManifest.parse(there, name)
@@ -117,11 +117,11 @@ class Manifests:
         topic.tier = manifest
 
     def unnamed_objects(self, topics: Mapping[str, Topic]) -> list[str]:
-        """Objects that no manifest names; blocks. `topics` are all there are, by incarnation."""
+        """Return the objects that no manifest names. Blocks. `topics`: all, by incarnation."""
         objects: dict[str, list[str]] = {}  # by incarnation
         for item in self._store.list("topics/"):
             incarnation = item.name.split("/")[1]
-            if is_incarnation(incarnation):  # what else lies there is not ours to delete
+            if is_incarnation(incarnation):  # other objects are not ours to delete
                 objects.setdefault(incarnation, []).append(item.name)
         unnamed = []
         for incarnation, names in objects.items():

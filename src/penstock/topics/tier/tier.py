@@ -1,8 +1,8 @@
-"""The tier of one broker: a task that brings it up to date, pass after pass.
+"""Copy the topics of one broker to the tier, in a background task that makes pass after pass.
 
-A pass confirms the ownership, uploads what is due, lets local files go, finishes deletions, writes
-the state, and collects garbage now and then. Whatever fails is tried again in the next pass. The
-event loop owns all state; `Topic.maintenance` is held while a manifest is written, not while a
+A pass confirms the ownership, finishes deletions, uploads due segments, removes local files and
+writes the state. From time to time it collects garbage. The next pass repeats whatever failed. The
+event loop owns all state. `Topic.maintenance` is held while a manifest is written, but not while a
 segment is uploaded.
 """
 
@@ -39,12 +39,12 @@ log = logging.getLogger("penstock.topics.tier")
 
 REQUEST_LIMITS = RequestLimits(attempts=2, seconds=30.0)  # of one request
 TOPICS_AT_A_TIME = 4
-UPLOADS_AT_A_TIME = 4  # of segments, over all topics: bounds the memory that they take
+UPLOADS_AT_A_TIME = 4  # segments of all topics together; bounds the memory
 MAX_RETRY_SECONDS = 300.0
-START_SECONDS = 5.0  # for the first look at the store; one that is away is not waited for longer
-CLOCK_ERROR = 60_000_000  # microseconds: a time further ahead is ignored
-STOP_SECONDS = 10.0  # for the state of a clean stop
-COLLECT_SECONDS = 600.0  # between two looks for garbage
+START_SECONDS = 5.0  # the longest wait for the store at start
+CLOCK_ERROR = 60_000_000  # microseconds; a time further in the future is ignored
+STOP_SECONDS = 10.0  # the longest wait to write the state of a clean stop
+COLLECT_SECONDS = 600.0  # between two garbage collections
 DIRECTORY, CACHE, DELETED = "topic-tier", "topic-tier-cache", "deleted"
 
 
@@ -54,31 +54,31 @@ class Tier:
     ) -> None:
         settings = context.settings
         self._context = context
-        self._topics = topics  # those there are when it is asked
+        self._topics = topics  # live: iterating yields the current topics
         self._directory = private / DIRECTORY
         self.store = ObjectStore(settings.tier, limits=REQUEST_LIMITS)
         self._pool = ThreadPoolExecutor(2 * TOPICS_AT_A_TIME, "tier")
         self._ownership = Ownership(self.store, self._directory, context.fs)
         blocks = BlocksOnDisk(private / CACHE, context.fs)
         self.cache = context.cache = BlockCache(self.store, blocks, settings.tier_cache, metrics)
-        # What is copied with the topics: set by whoever has it.
+        # Copied with the topics; set by their owners.
         self.groups: Callable[[], Iterable[CommittedOffset]] = tuple
         self.sinks: Path | None = None
         self._manifests = Manifests(context, self.store, self._ownership, self.cache, self._pool)
         self._state = StateObject(self.store, self._ownership)
-        self._unnamed: dict[str, float] = {}  # objects no manifest names: since when, monotonic
+        self._unnamed: dict[str, float] = {}  # garbage object -> when found, monotonic
         self._collected = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self.problem: str | None = None  # why nothing is copied at the moment
+        self.problem: str | None = None  # why nothing can be copied
         self.topic_problems: dict[str, str] = {}  # the same for single topics, by name
-        self.passes = 0  # that went through
+        self.passes = 0  # successful ones
         self._pass_lock = asyncio.Lock()
         self._uploading = asyncio.Semaphore(UPLOADS_AT_A_TIME)
-        self._tried = asyncio.Event()  # set when the state was written, or could not be
-        self._ending = False  # uploads give up
-        self._due = 0  # microseconds: what was sealed until then is copied without delay
-        self.adopted: dict[str, Any] | None = None  # the report, if this broker began so
+        self._tried = asyncio.Event()  # set after the first attempt to write the state
+        self._ending = False  # makes uploads abort
+        self._due = 0  # microseconds; segments sealed before are copied without delay
+        self.adopted: dict[str, Any] | None = None  # the report of the adoption, if there was one
         self._uploaded = metrics.counter(
             "penstock_topic_tier_uploaded_bytes_total", "Bytes copied to the tier"
         )
@@ -117,7 +117,7 @@ class Tier:
         return sum(topic.tier.size for topic in self._topics if topic.tier is not None)
 
     def lag(self) -> float:
-        """Seconds by which the oldest segment that is due is late; 0 when none is."""
+        """Return by how many seconds the oldest due segment is late; 0 if none is."""
         due = [s.newest for t in self._topics for s in _pending(t)]
         late = self._context.now() - min(due, default=self._context.now())
         return max(0.0, late / 1e6 - self._context.settings.tier_delay)
@@ -143,7 +143,7 @@ class Tier:
     # From start to stop
 
     async def prepare(self) -> None:
-        """Before the topics are opened: adopt what the tier has, if that is wanted."""
+        """Adopt the contents of the tier, if configured. Runs before the topics are opened."""
         await self._run_blocking(self.cache.open)
         if self._context.settings.adopt:
             data = self._context.directory
@@ -152,15 +152,15 @@ class Tier:
         self.adopted = await self._run_blocking(read_report, self._directory)
 
     async def start(self) -> None:
-        """Nothing is appended before the store has heard that the last stop is over: whoever
-        adopts the topics takes the state of a clean stop for all there is."""
+        """Start the passes. Wait briefly until the state in the store is no longer a clean stop: an
+        adopting broker takes a clean state as complete, so nothing may be appended before."""
         self._task = supervised("topic tier", self._run, self._context.metrics)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 await self._tried.wait()
 
     async def stop(self) -> None:
-        """Note that the broker stopped; a store that is away does not hold it up for long."""
+        """Write the state of a clean stop. Waits for an unreachable store only briefly."""
         self._ending = True
         if self._task is not None:
             await cancelled(self._task)
@@ -186,7 +186,7 @@ class Tier:
             self._wake.clear()
 
     async def flush(self) -> None:
-        """Seal every topic and begin to copy all of it."""
+        """Seal every topic and start to copy all segments."""
         for topic in self._topics:
             with contextlib.suppress(NotFound):  # deleted meanwhile
                 await topic.seal()
@@ -194,7 +194,7 @@ class Tier:
         self._wake.set()
 
     async def synchronize(self) -> bool:
-        """One pass; whether it went through."""
+        """Make one pass. Return whether it succeeded."""
         async with self._pass_lock:
             return await self._synchronize()
 
@@ -232,13 +232,13 @@ class Tier:
                 self._ownership.acquire()
             except Fenced:
                 raise
-            except Conflict as error:  # two were starting at the same moment
+            except Conflict as error:  # another broker started at the same moment
                 raise Fenced(str(error)) from None
 
     # Topics
 
     async def _copy_topics(self) -> None:
-        """All of them, a few at a time; then fail if any failed for want of the store."""
+        """Copy all topics, a few at a time. Raises StorageFailed if the store failed."""
         waiting = list(self._topics)
         failures: list[StorageFailed] = []
 
@@ -266,8 +266,8 @@ class Tier:
         oldest = max(self._due, now - self._context.settings.tier_delay * 1e6)
         pending = _pending(topic)
         if pending and topic.tier is None and await self._context.run(self._has_note, topic.name):
-            return  # a topic of this name was deleted, and is to leave the tier first
-        # A time to come was a wrong clock's: it would hold up the topic until then.
+            return  # first, an earlier topic of this name must be deleted from the tier
+        # A time in the future comes from a wrong clock; do not wait until then.
         due = list(takewhile(lambda s: not oldest < s.newest < now + CLOCK_ERROR, pending))
         while due and not topic.ending:
             await self._open_manifest(topic)
@@ -286,15 +286,15 @@ class Tier:
                 await self._manifests.open(topic)
 
     async def _copy_segments(self, topic: Topic, segments: Sequence[Segment]) -> None:
-        """Upload them side by side, and name them in the manifest with one write. When one fails,
-        those before it are named."""
+        """Upload segments concurrently, then add them to the manifest in one write. If an upload
+        fails, only the segments before it are added."""
         uploads = [self._upload(topic, segment) for segment in segments]
         results = await asyncio.gather(*uploads, return_exceptions=True)
         copied: list[tuple[Segment, StoredSegment]] = []
         failure: BaseException | None = None
         for segment, result in zip(segments, results, strict=True):
             if isinstance(result, FileNotFoundError):
-                continue  # retention or compaction took it away
+                continue  # retention or compaction deleted it
             if isinstance(result, BaseException):
                 failure = result
                 break
@@ -344,11 +344,11 @@ class Tier:
                 topic, sorted(entries, key=lambda one: one.base), checkpoint
             )
 
-    # What goes
+    # Releasing and deleting
 
     async def _release_local(self, topic: Topic) -> None:
-        """Let the local files of segments go that the tier has: the oldest first, by age and
-        size."""
+        """Delete the local files of segments in the tier, oldest first, to meet the limits of age
+        and size."""
         limits = self._context.settings.local_retention
         if topic.tier is None or not (limits.age or limits.bytes) or topic.maintenance.locked():
             return
@@ -366,8 +366,8 @@ class Tier:
                 await topic.replace_local(segment, self._manifests.tiered(topic, entry))
 
     async def let_go(self, topic: Topic, first: int) -> None:
-        """Retention wants what lies below `first` to go: the manifest lets go of it, and its
-        objects are collected. The caller holds `topic.maintenance`."""
+        """Remove segments below offset `first` from the manifest, for retention. Their objects
+        become garbage. The caller holds `topic.maintenance`."""
         if topic.tier is None or not any(one.base < first for one in topic.tier.segments):
             return
         if not self._ownership.epoch:
@@ -379,7 +379,7 @@ class Tier:
         self._collect_soon()
 
     async def note_deletion(self, topic: Topic) -> None:
-        """The topic is being deleted: remember to delete it in the tier, whenever that answers."""
+        """Record that the topic is being deleted. A later pass deletes it from the tier."""
         if topic.tier is not None:
             path = self._directory / DELETED / topic.incarnation
             await self._context.run(self._context.fs.make_dir, path.parent)
@@ -389,7 +389,7 @@ class Tier:
         fs, directory = self._context.fs, self._directory / DELETED
         live = {topic.incarnation for topic in self._topics}
         for incarnation in await self._context.run(self._notes):
-            if incarnation in live:  # the broker was killed before it was deleted
+            if incarnation in live:  # the broker was killed before the topic was deleted
                 await self._context.run(fs.remove, directory / incarnation)
             elif await self._context.run(self._is_gone, directory / incarnation):
                 await self._run_blocking(self.store.delete, [manifest_name(incarnation)])
@@ -398,7 +398,7 @@ class Tier:
                 await self._context.run(fs.remove, directory / incarnation)
 
     def _notes(self) -> list[str]:
-        """Incarnations whose deletion is noted. A note that is being written is not one yet."""
+        """Return the incarnations with a recorded deletion, without records being written."""
         names = self._context.fs.list_dir(self._directory / DELETED)
         return [name for name in names if not name.endswith(".new")]
 
@@ -416,11 +416,11 @@ class Tier:
             return True
 
     async def collect(self) -> int:
-        """Delete objects that no manifest has named for `tier_grace`; how many."""
+        """Delete objects that no manifest has named for `tier_grace`. Return their number."""
         live = {topic.incarnation: topic for topic in self._topics}
         for topic in live.values():
             if topic.tier is not None:
-                with contextlib.suppress(Conflict, Damaged):  # reported when it is copied
+                with contextlib.suppress(Conflict, Damaged):  # reported when the topic is copied
                     await self._open_manifest(topic)
         garbage = await self._run_blocking(self._manifests.unnamed_objects, live)
         now = time.monotonic()
@@ -466,7 +466,7 @@ class Tier:
 
 
 def _following(segments: Sequence[Segment], segment: Segment) -> int | None:
-    """Where the next one begins; None when it is not among them any more."""
+    """Return the base of the next segment; None if `segment` is no longer in the list."""
     for one, following in pairwise(segments):
         if one is segment:
             return following.base
@@ -474,7 +474,7 @@ def _following(segments: Sequence[Segment], segment: Segment) -> int | None:
 
 
 def _pending(topic: Topic) -> list[Segment]:
-    """Sealed segments on this disk that the tier does not have."""
+    """Return the sealed local segments that are not in the tier."""
     stored = {
         (one.base, one.end)
         for one in (topic.tier.segments if topic.tier is not None else ())
@@ -488,7 +488,7 @@ def _pending(topic: Topic) -> list[Segment]:
 
 
 def _has_changed(topic: Topic, tier: TierManifest) -> bool:
-    """Whether the manifest does not say any more what the topic is."""
+    """Check for settings of the topic that differ from its manifest."""
     return (topic.policy, topic.archived_offset, topic.limits, topic.damage) != (
         tier.policy,
         tier.archived,

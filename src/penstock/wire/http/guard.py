@@ -1,4 +1,4 @@
-"""Authenticate HTTP requests before anything of them is decoded.
+"""Authenticate HTTP requests before their content is decoded.
 
 With authentication off this module is not used. A request with a known token costs a dictionary
 lookup and two comparisons: the cached head keeps its token.

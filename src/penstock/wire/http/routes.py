@@ -1,12 +1,12 @@
-"""Routes: which handler answers what, and what it wants decoded before it is called.
+"""Map HTTP requests to handlers, and decode what a handler takes.
 
-A path is literal segments, parameters `{name}` (one whole segment, percent-decoded, never empty)
-and at its end possibly `{name...}`, which takes the rest of the path. Literal segments win over
-parameters, parameters over the rest; a path that matches but lacks the method falls through to the
-next candidate. All of them are in one tree of segments. The endpoint is kept with the cached head,
-so this runs once per distinct request head.
+A path consists of literal segments and parameters `{name}` (a whole segment, percent-decoded, not
+empty). Its last segment may be `{name...}`, which takes the rest of the path. Literal segments take
+precedence over parameters, and parameters over the rest. If a path matches but lacks the method,
+the next candidate is tried. The endpoint is cached with the head, so the search runs once per
+distinct request head.
 
-Every answer comes from a BoundRoute, also "not found" and "method not allowed".
+Every answer comes from a BoundRoute, including "not found" and "method not allowed".
 
 An API is a class with a `tag` whose methods carry their routes, and `routes_of` collects them:
 
@@ -16,18 +16,18 @@ An API is a class with a `tag` whose methods carry their routes, and `routes_of`
         @serves(operations.DESCRIBE_GROUP)
         async def describe(self, group: str, args: GroupPage) -> dict[str, GroupPositions]: ...
 
-`serves` names an operation of the contract. `route` declares one that only the broker knows: the
-signature then says what it takes and answers, and the docstring is the summary.
+`serves` names an operation of the contract. `route` declares an operation that is not in the
+contract: its signature defines the types, and its docstring is the summary.
 
-A method takes `args` (the decoded query), `body` (the decoded body), `request` (all of it) and the
-parameters of the path; what may be missing is `| None`. What it returns is written as JSON. None is
-an empty answer, and a Response goes out as it is. A method that takes only the request and returns
-a Response is called directly: the routes that messages take are such.
+A method takes `args` (the decoded query), `body` (the decoded body), `request` and the parameters
+of the path; optional ones are `| None`. Its result is written as JSON. None is an empty answer, and
+a Response is sent unchanged. A method that takes only the request and returns a Response is called
+directly, as for the routes of messages.
 
 `calling` makes the route of an operation that one call of an engine answers.
 
-A misspelt property fails at import. Only the class itself is looked at: APIs do not inherit from
-each other. The list of all paths in one place is `/openapi.json`.
+A misspelt property fails at import. Routes of base classes are ignored: APIs do not inherit from
+each other. `/openapi.json` lists all paths.
 """
 
 import re
@@ -74,24 +74,24 @@ class HttpRoute:
     query: type | None = None  # a msgspec Struct: one field per parameter
     body: Any = None  # a type for msgspec, or bytes for the body as it is
     body_optional: bool = False  # an empty body is None instead of an error
-    decode: bool = True  # False: the body's type is for the OpenAPI document, the handler decodes
+    decode: bool = True  # False: the handler decodes; the type is for the OpenAPI document
     answer: Any = None  # type of the answer, for the OpenAPI document
     answer_type: str = "application/json"
     status: int = 200
-    may_be_empty: bool = False  # 204 without a body is another answer, for the OpenAPI document
+    may_be_empty: bool = False  # it may also answer 204 without a body, for the OpenAPI document
     summary: str = ""
     tag: str = ""
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
-    variant_of: str = ""  # the path that it is another form of
+    variant_of: str = ""  # the path of which it is an alias
     hidden: bool = False  # not in the OpenAPI document
-    media: tuple[str, ...] = ()  # types of the body that it takes besides JSON
-    packed: bool = False  # the handler gets the body as it came, with its Content-Encoding
-    write_error: ErrorWriter | None = None  # of a protocol with errors of its own,
-    error_types: tuple[str, ...] = ()  # and their types, for the OpenAPI document
+    media: tuple[str, ...] = ()  # accepted types of the body besides JSON
+    packed: bool = False  # the handler gets the body still compressed
+    write_error: ErrorWriter | None = None  # for a protocol with its own errors
+    error_types: tuple[str, ...] = ()  # types of these errors, for the OpenAPI document
     page: bool = False  # shown in a browser: links on other sites may lead here
-    # another process serves it, and looks itself where a request comes from and what it brings
+    # another process serves it and checks the origin and the body itself
     forwards: bool = False
-    role: Role | None = None  # a token must allow; None: read-only for GET, else read-write
+    role: Role | None = None  # required of the token; None: read-only for GET, else read-write
     audit: Audited | None = None  # None: not recorded
 
     @property
@@ -124,8 +124,8 @@ _FROM_OPERATION = (
 
 
 def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
-    """Declare that a method answers a route; it may have several. `about` are the fields of `Route`
-    that its signature and docstring do not say.
+    """Declare that a method answers a route; it may have several. `about` are the fields of
+    `HttpRoute` that do not follow from its signature and docstring.
     """
 
     def declare(handler: _Method) -> _Method:
@@ -152,8 +152,8 @@ def serves(operation: Operation[Any], **about: Any) -> Callable[[_Method], _Meth
 
 
 def calling(operation: Operation[A], call: Callable[..., A | Awaitable[A]]) -> HttpRoute:
-    """Return the route of an operation that `call` answers. It takes, in this order, the parameters
-    of the path, the query and the body, as far as the operation has them.
+    """Return the route of an operation that `call` answers. Its arguments are the parameters of
+    the path, the query and the body, in this order, if the operation has them.
     """
     said = _said_by(operation)
     parts = ["args"] * (operation.query is not None) + ["data"] * (operation.body is not None)
@@ -171,7 +171,7 @@ def calling(operation: Operation[A], call: Callable[..., A | Awaitable[A]]) -> H
 
 
 def _said_by(operation: Operation[Any]) -> dict[str, Any]:
-    """Return the fields of the route that an operation says."""
+    """Return the fields of the route that an operation defines."""
     bodies = _kinds(operation.body)
     given = {name: getattr(operation, name) for name in _FROM_OPERATION}
     if operation.answer is NoneType:
@@ -182,7 +182,7 @@ def _said_by(operation: Operation[Any]) -> dict[str, Any]:
 
 
 def routes_of(*apis: Api) -> list[HttpRoute]:
-    """The routes that the methods of APIs declare, in the order of their classes."""
+    """Return the routes that the methods of APIs declare, in the order of their classes."""
     return [
         replace(declared, handler=_bound(declared, getattr(api, name)), tag=declared.tag or api.tag)
         for api in apis
@@ -192,7 +192,7 @@ def routes_of(*apis: Api) -> list[HttpRoute]:
 
 
 def _described(handler: Callable[..., Any]) -> dict[str, Any]:
-    """What a method's signature and docstring say about its route."""
+    """Return the fields of a route that follow from its method's signature and docstring."""
     takes = _parameters(handler)
     about: dict[str, Any] = {
         "summary": " ".join((handler.__doc__ or "").split()).removesuffix("."),
@@ -214,7 +214,7 @@ def _described(handler: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _parameters(handler: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
-    """What a method takes, by name."""
+    """Return the types of a method's parameters, by name."""
     return {
         one.name: _kinds(one.annotation)
         for one in signature(handler).parameters.values()
@@ -227,12 +227,12 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 
 
 def _is_raw(kind: Any) -> bool:
-    """Whether it is not written as JSON."""
+    """Check for a result that is not written as JSON."""
     return kind in (Response, StreamResponse, NoneType, None) or get_origin(kind) is Awaitable
 
 
 def _bound(declared: HttpRoute, method: Callable[..., Any]) -> Handler:
-    """Gives a method the parts of a request that it takes, and writes what it returns."""
+    """Return a handler that passes the method its arguments and writes its result."""
     takes = _parameters(method)
     returned = _kinds(signature(method).return_annotation)
     if [*takes.values()] == [(Request,)] and returned != (None,) and all(map(_is_raw, returned)):
@@ -280,7 +280,7 @@ Trail = Callable[[Audited, Handler], Handler]  # see `audit.py`
 
 
 class BoundRoute:
-    """A route made ready to be called: decoders built, metric labels at hand."""
+    """A route with its decoders and its cached metric labels."""
 
     __slots__ = (
         "_args", "_cache_args", "_data", "call", "gzip", "labels", "method", "name", "parameters",
@@ -355,7 +355,7 @@ class Router:
         self._trail = trail  # None: changes are not recorded
         self._root = _Node()  # of all paths
         self._endpoints: list[BoundRoute] = []  # in the order they were added
-        # By what is allowed instead: only as many as there are sets of methods.
+        # (is OPTIONS, allowed methods) -> endpoint; bounded by the number of sets of methods
         self._refusals: dict[tuple[bool, str], BoundRoute] = {}
         self._not_found = BoundRoute(HttpRoute(ANY, "(none)", _not_found))
         self.extend(routes)
@@ -388,7 +388,7 @@ class Router:
         return [endpoint.route for endpoint in self._endpoints]
 
     def find(self, head: HttpHead) -> BoundRoute:
-        """What answers this head; its path parameters are set."""
+        """Return the endpoint for this head, and set the head's path parameters."""
         method, path = head.method, head.path
         raw = path.split("/")[1:]
         try:
@@ -421,7 +421,7 @@ class Router:
 
 
 class _Search:
-    """One search for the best endpoint of a path."""
+    """Search for the best endpoint of a path."""
 
     __slots__ = ("_method", "_segments", "allowed", "values")
 
@@ -429,10 +429,10 @@ class _Search:
         self._method = method
         self._segments = segments
         self.values: list[str] = []  # of the parameters on the way to the endpoint
-        self.allowed: set[str] = set()  # the methods of what fits otherwise
+        self.allowed: set[str] = set()  # the methods of paths that match but lack the method
 
     def below(self, node: _Node, depth: int) -> BoundRoute | None:
-        """The best endpoint for the segments from `depth` on."""
+        """Return the best endpoint for the segments from `depth` on."""
         if depth == len(self._segments):
             return self._of(node)
         segment = self._segments[depth]
@@ -470,7 +470,7 @@ def _percent_decoded(segment: str) -> str:
 
 
 def refusing(status: int, text: str, headers: Headers = ()) -> BoundRoute:
-    """An endpoint that refuses, if it can before the body is received."""
+    """Return an endpoint that refuses requests, before the body is received if possible."""
     endpoint = _always(error_response(status, text, headers))
     endpoint.precheck = lambda _: RequestRefused(status, text, headers)
     return endpoint
@@ -485,8 +485,8 @@ def _not_found(request: Request) -> Response:
 
 
 def _preflight(allow: str) -> Handler:
-    """OPTIONS: what the path allows, and leave for a browser of another origin to send the headers
-    it asked about.
+    """Answer OPTIONS with the allowed methods. A CORS preflight gets permission for the headers it
+    asks for.
     """
 
     def answer(request: Request) -> Response:

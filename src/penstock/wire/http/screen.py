@@ -101,7 +101,7 @@ class Screen:
     def _unpacking(self, endpoint: BoundRoute, coding: str) -> BoundRoute:
         async def unpack_and_call(request: Request) -> Answer:
             if endpoint.precheck is not None and endpoint.precheck(request.head) is not None:
-                return await finished(endpoint.call(request))  # which refuses it
+                return await finished(endpoint.call(request))  # it refuses the request
             memory = self._memory
             if memory.full:
                 raise Unavailable(TOO_MANY, RETRY_SECONDS)

@@ -1,7 +1,7 @@
-"""Requests for records: Produce, Fetch and what finds offsets. Batches pass through as they are.
+"""Answer Produce, Fetch, ListOffsets and OffsetForLeaderEpoch. Batches are passed on unchanged.
 
-A Fetch answers with whole batches, the first of which contains the offset asked for, and with at
-least one, however large. It waits until it has `min_bytes` or `max_wait` is over.
+A Fetch answers with whole batches, at least one, however large. The first one contains the
+requested offset. A Fetch waits until it has `min_bytes` or `max_wait` is over.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Code, code_of, text_of
 
 MAX_READ = 1 << 20  # bytes of one partition in an answer; it is read on the event loop
-MAX_FETCHED = 4 << 20  # bytes of an answer, of which the last batch may be beyond it
+MAX_FETCHED = 4 << 20  # bytes of an answer; the last batch may exceed it
 MAX_WAIT = 60.0  # seconds a Fetch may wait for records
-LEADER_EPOCH = 1  # the highest that is in our batches (`kafka_batch`)
+LEADER_EPOCH = 1  # the highest in our batches (`kafka_batch`)
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 MAX_EPOCH = (1 << 15) - 1
 
 
 class ProduceAnswer(Slot):
-    """The answer to a Produce: it is complete when every partition's append is answered."""
+    """The answer to a Produce. It is sent when every partition's append is answered."""
 
     __slots__ = ("_connection", "_head", "_topics", "_waiting")
 
@@ -43,7 +43,7 @@ class ProduceAnswer(Slot):
         self._connection = connection
         self._head = head  # None: the client wants no answer
         self._topics: list[dict[str, Any]] = []
-        self._waiting = 1  # appends, and one for the request itself
+        self._waiting = 1  # unanswered appends, and one for the request itself
 
     def partitions(self, topic: str) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ class ProduceAnswer(Slot):
 
 
 class PartitionAppend:
-    """Where the answer of one partition's append goes (`penstock.log.commit.Promise`)."""
+    """Receives the answer to one partition's append (`penstock.log.commit.Promise`)."""
 
     __slots__ = ("_answer", "_produced", "_topic")
 
@@ -89,7 +89,7 @@ class PartitionAppend:
 
 
 def _refuse(answer: dict[str, Any], error: BaseException) -> None:
-    corrupt = isinstance(error, Damaged)  # what came, not what is stored
+    corrupt = isinstance(error, Damaged)  # the received batch, not a stored one
     answer["error_code"] = Code.CORRUPT_MESSAGE if corrupt else code_of(error)
     answer["error_message"] = text_of(error)
     answer["base_offset"] = -1
@@ -133,7 +133,7 @@ class LogRequests:
         topic.appends.schedule()
 
     def init_producer_id(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        """Return a number that no other producer has. A producer that lost track of its sequences
+        """Return a new producer id. A producer that lost track of its sequences keeps its id and
         gets the next epoch.
         """
         body = request.body
@@ -157,7 +157,7 @@ class LogRequests:
         self, connection: KafkaConnection, request: KafkaRequest
     ) -> Values | Awaitable[Values]:
         body = request.body
-        if getattr(body, "session_id", 0):  # we have none, and said so
+        if getattr(body, "session_id", 0):  # fetch sessions are not supported
             return {"error_code": Code.FETCH_SESSION_ID_NOT_FOUND}
         fetch = Fetch(body, lambda: self._access.require(connection, Role.READ_ONLY), self._topics)
         try:
@@ -181,8 +181,8 @@ class LogRequests:
     async def offset_for_leader_epoch(
         self, connection: KafkaConnection, request: KafkaRequest
     ) -> Values:
-        """Return where the records of an epoch end. A local topic has one leader for ever. A shared
-        one gets a new epoch after a failover of the database, and the one before ends there.
+        """Return the end offset of an epoch. A local topic has a single epoch. In a shared topic, a
+        failover of the database ends the epoch and begins a new one.
         """
 
         async def of_partition(name: str, asked: Any) -> dict[str, Any]:
@@ -248,21 +248,21 @@ async def _find(topic: AnyLog, timestamp: int) -> tuple[int, int]:
 
 
 class Fetch:
-    """A Fetch while it is being answered."""
+    """A Fetch request that is being answered."""
 
     def __init__(self, body: Any, check: Callable[[], None], topics: TopicStore) -> None:
         self._body = body
         self._check = check
         self._topics = topics
         self._responses: list[dict[str, Any]] = []
-        self._sources: dict[str, AnyLog] = {}  # that it waits for, by label
+        self._sources: dict[str, AnyLog] = {}  # the partitions that it reads, by label
 
     def answer(self) -> Values:
         return {"responses": self._responses}
 
     def read(self) -> bool:
-        """Read all partitions; whether that is enough for an answer. `NotCached`: some of it lies
-        in the tier, and a thread has to call.
+        """Read all partitions. Return whether that is enough for an answer. Raises `NotCached` if
+        some records must be read from the tier: call again in a thread.
         """
         responses: list[dict[str, Any]] = []
         size, left = 0, min(self._body.max_bytes, MAX_FETCHED)
@@ -282,13 +282,13 @@ class Fetch:
                     topic = self._topics.partition(asked_topic.topic, asked.partition)
                     self._sources[topic.name] = topic
                     most = min(asked.partition_max_bytes, left, MAX_READ)
-                    # The end is taken after the read: an answer has no records beyond its end.
+                    # Take the end after the read, so that no record in the answer is beyond it.
                     try:
                         if most > 0 or not size:
                             answer["records"] = topic.batches(asked.fetch_offset, max(1, most)).data
                     except NotLoaded:
-                        # Load one partition at a time: all may not fit into the cache. A later
-                        # request of the client has this one among its first.
+                        # Load one partition at a time: all may not fit into the cache. In a later
+                        # request, the client lists this one earlier.
                         if not size:
                             raise
                     answer |= {
@@ -304,11 +304,11 @@ class Fetch:
                 size += len(answer["records"])
                 left -= len(answer["records"])
             responses.append({"topic": asked_topic.topic, "partitions": answers})
-        self._responses = responses  # whole: a thread may have read it
+        self._responses = responses  # assigned at once, since this may run in a thread
         return failed or size >= self._body.min_bytes or not self._body.max_wait
 
     async def wait(self) -> Values:
-        """Read again after each commit, until there is enough or the time is over."""
+        """Read again after each commit, until the answer is large enough or time is up."""
         changed = asyncio.Event()
         seconds = min(self._body.max_wait / 1000, MAX_WAIT)
         cancels = [topic.subscribe(changed.set) for topic in self._sources.values()]

@@ -1,4 +1,4 @@
-"""The queue API as a whole, from the modules of its nouns: what every process answers itself.
+"""Collect the routes of the queue API. Every process serves them itself.
 
 `penstock.wire.queen` adds what only clients of Queen MQ use.
 """
