@@ -310,7 +310,7 @@ def test_commands_and_the_links_of_spark_believe_the_ca_they_are_given(
     began = time.monotonic()
     with (
         TopicLink(tls_of(in_thread), patience=60.0) as link,
-        pytest.raises(InvalidRequest, match="not from a CA"),
+        pytest.raises(InvalidRequest, match="not from a trusted CA"),
     ):
         link.names()
     assert time.monotonic() - began < 30  # not tried again for a minute
