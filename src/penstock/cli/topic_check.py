@@ -61,8 +61,8 @@ def verify(
     if shared:
         loaded = BrokerConfig(config, data_dir, settings).load().config
         with progress_bar(quiet, None, "checking") as advance:
-            found = asyncio.run(_verify_shared(loaded, set(topics), lambda size: advance(size, 0)))
-        _show_tier(found, set(topics), json)
+            damage = asyncio.run(_verify_shared(loaded, set(topics), lambda size: advance(size, 0)))
+        _show_tier(damage, set(topics), json)
         return
     if tier:
         from penstock.object_store import ObjectStore

@@ -15,11 +15,11 @@ from penstock.queues.admin.dead_letters import Which
 from penstock.queues.engine import Queues
 from penstock.queues.types import Item, ItemOutcome
 
-EDITED = "edited"  # type of the trace with the original message
+EDITED = "edited"  # type of the trace with the former payload
 
 
 class EditedFrom(msgspec.Struct, rename="camel"):
-    """The trace of an edited message: the original message."""
+    """The trace of an edited message: its former payload."""
 
     transaction_id: str
     error: str

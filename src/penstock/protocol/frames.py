@@ -196,7 +196,7 @@ class Info(NamedTuple):
     records: int
     archived: int | None
     policy: str
-    damaged: int = 0  # damaged places that recovery or the scrub found
+    damaged: int = 0  # damaged places of recovery and scrub
     partitions: int = 1
     format: str = "aiq"
 

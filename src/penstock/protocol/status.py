@@ -53,7 +53,7 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Malformed(InvalidRequest):
-    """A TCP body that does not parse. The next frame can be found, so the connection stays open."""
+    """A TCP body that does not parse. The connection stays open: the next frame is known."""
 
 
 class UnknownCommand(InvalidRequest):

@@ -257,7 +257,7 @@ class TopicMoves:
 
     async def _copy_some(self, topic: Topic, log_id: int, at: int, newest: int) -> tuple[int, int]:
         """Copy batches from offset `at` on; the offset after them and the latest timestamp."""
-        start = max(at, topic.first_offset)  # retention goes on meanwhile
+        start = max(at, topic.first_offset)  # retention continues
         fetched = await topic.read_through(lambda: topic.batches(start, COPY_BYTES))
         rows: list[tuple[int, int, int, int, bytes]] = []
         for position, head in Chunk(start, start, fetched.next_offset, fetched.data).heads():

@@ -66,7 +66,7 @@ class Tier:
         self.sinks: Path | None = None
         self._manifests = Manifests(context, self.store, self._ownership, self.cache, self._pool)
         self._state = StateObject(self.store, self._ownership)
-        self._unnamed: dict[str, float] = {}  # garbage object -> when found, monotonic
+        self._unnamed: dict[str, float] = {}  # garbage object -> seen at, monotonic
         self._collected = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -466,7 +466,7 @@ class Tier:
 
 
 def _following(segments: Sequence[Segment], segment: Segment) -> int | None:
-    """Return the base of the next segment; None if `segment` is no longer in the list."""
+    """Return the base of the next segment; None if `segment` was removed from the list."""
     for one, following in pairwise(segments):
         if one is segment:
             return following.base
