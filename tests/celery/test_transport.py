@@ -108,6 +108,21 @@ def test_requeued_messages_come_again_in_the_order_of_their_priorities(
             message.ack()
 
 
+def test_a_requeued_message_is_redelivered_to_another_connection_without_a_limit(
+    url: str, queue: str
+) -> None:
+    def take() -> kombu.Message:
+        with kombu.Connection(url) as connection, connection.SimpleQueue(queue) as simple:
+            message = simple.get(timeout=60)
+            message.requeue()
+            return message
+
+    with kombu.Connection(url) as connection, connection.SimpleQueue(queue) as simple:
+        simple.put("again")
+    redelivered = [take().delivery_info["redelivered"] for _ in range(6)]
+    assert redelivered == [False, True, True, True, True, True]
+
+
 def test_a_forked_child_has_a_connection_of_its_own(url: str, queue: str) -> None:
     with kombu.Connection(url) as connection, connection.SimpleQueue(queue) as simple:
         simple.put("parent")

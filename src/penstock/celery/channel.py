@@ -116,8 +116,8 @@ class QoS(virtual.QoS):  # type: ignore[misc]
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         super().ack(delivery_tag)
-        if requeue:
-            self.channel.settle(delivery_tag, "retry")
+        if requeue:  # an attempt, so that the next delivery is marked as `redelivered`
+            self.channel.settle(delivery_tag, "failed", "requeued by the consumer")
         else:
             self.channel.settle(delivery_tag, "dlq", "rejected by the consumer")
 
@@ -388,6 +388,9 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             raw = loads(bytes(message.raw))
             if isinstance(raw, dict) and isinstance(raw.get("properties"), dict):
                 raw["properties"]["delivery_tag"] = tag
+                info = raw["properties"].get("delivery_info")
+                if isinstance(info, dict):
+                    info["redelivered"] = message.attempt > 1
                 if _expired(raw["properties"].get("expiration"), message.created_at):
                     self.settle(tag, "completed")
                 else:

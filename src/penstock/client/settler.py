@@ -24,6 +24,7 @@ from penstock.client.brokers import understood
 from penstock.client.messages import Popped, Received
 from penstock.errors import PenstockError, Unavailable
 from penstock.net.http import HttpAnswer
+from penstock.protocol.queue_options import LARGEST
 
 log = logging.getLogger("penstock.client")
 
@@ -77,7 +78,7 @@ class Settler:
         self._run()
 
     def settle(self, message: Received, status: str, error: str | None = None) -> None:
-        """Send the message's outcome soon: completed, retry or dlq."""
+        """Send the message's outcome soon: completed, retry, failed or dlq."""
         if self._pid != os.getpid():
             return  # a forked child: the parent holds the lease
         with self._changed:
@@ -189,12 +190,14 @@ class Settler:
     def _send(self, outcomes: list[Outcome]) -> None:
         items: list[dict[str, Any]] = []
         for message, status, error in outcomes:
-            item = {
+            item: dict[str, Any] = {
                 "transactionId": message.transaction_id,
                 "partitionId": message.partition_id,
                 "leaseId": message.lease_id,
                 "status": status,
             }
+            if status == "failed":  # requeued: at once, and as often as the framework wants
+                item |= {"delay": 0, "maxAttempts": LARGEST}
             items.append(item if error is None else item | {"error": error})
         body = {"acknowledgments": items, "consumerGroup": outcomes[0][0].consumer_group}
         results = self._line.json("POST", "/api/v1/ack/batch", body=body)
