@@ -2,8 +2,8 @@
 
 One task per client looks after all of them: a lease is extended when a third of its time has
 passed, as long as the program has one of its messages that is not answered, and for at most
-`MAX_KEPT_SECONDS`. Messages that the program let go of, such as the rest of a batch after an error,
-are nobody's: leased they would hold up their partition. Each request has a task and a third of the
+`MAX_KEPT_SECONDS`. Messages that the program dropped, such as the rest of a batch after an error,
+do not count: their lease would block the partition. Each request has a task and a third of the
 lease's time: a broker that hangs costs one attempt of one lease. A lease that the broker no longer
 has is dropped here; acknowledging its messages will say so.
 """

@@ -1,7 +1,7 @@
-"""Checks shared logs: every batch in the database, and every range of an object that a row names.
+"""Check shared logs: every batch in the database, and every range of an object that a row names.
 
 Nothing is written, and brokers may append and move meanwhile. A row whose batches cannot be read is
-looked at again: the mover may have put another one in its place.
+read again: the mover may have replaced it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +21,7 @@ Fetch = Callable[[str, int, int], Awaitable[bytes]]  # a range of an object
 
 
 def report_of(log: Row) -> TierReport:
-    """A report about a partition, whose `segments` are rows."""
+    """Return an empty report about a partition. Its `segments` are rows."""
     return TierReport(
         topic=partition_label(log["topic"], log["partition"]),
         incarnation=log["incarnation"].hex,
@@ -31,7 +31,7 @@ def report_of(log: Row) -> TierReport:
 
 
 async def check(log_id: int, report: TierReport, query: Query, fetch: Fetch) -> AsyncIterator[int]:
-    """Check a log from the report's first offset on; the bytes of each row."""
+    """Check a log from the report's first offset on. Yield the bytes of each row."""
     at = report.first_offset
     while rows := await query(READ, log_id, at, PIECE_BYTES):  # without one, it was deleted
         at = max(at, rows[0]["first_offset"])  # retention
