@@ -1,8 +1,8 @@
-"""Wrapping payloads as the records of a Kafka batch: values without keys, all with one timestamp.
+"""Encode payloads as the records of a Kafka batch: values without keys, all with one timestamp.
 
-Payloads of one length are copied by numpy in strides: a record's offset delta is a varint, so the
-stride changes where the varint gets longer. Others are joined: prefixes are built together, then
-each value follows its prefix (a masked copy costs 1.3 ns a byte, a join 0.1).
+Payloads of equal length are strided copies with numpy. A record's offset delta is a varint, so the
+stride changes where the varint gets longer. For other payloads, all prefixes are encoded together
+and then joined with the values: a join costs 0.1 ns per byte, a masked copy 1.3 ns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.protocol.kafka_batch import Bytes, plain_prefix, varint
 
-MAX_LOOPED_RECORDS = 40  # more are worth numpy's fixed costs
+MAX_LOOPED_RECORDS = 40  # for more records, numpy is faster than a loop
 _GROWS_AT = (1 << 6, 1 << 13, 1 << 20, 1 << 27)  # offset deltas from which a varint is longer
 _WIDER_FROM = np.array([1 << 7, 1 << 14, 1 << 21, 1 << 28], np.int64)
 
@@ -41,7 +41,7 @@ def encode_arrays(lengths: np.ndarray, payloads: memoryview) -> Bytes:
 
 
 def encode_table(payloads: np.ndarray) -> Bytes:
-    """Encode payloads of one length, an item each."""
+    """Encode payloads of equal length, one per item."""
     count, size = len(payloads), payloads.itemsize
     bounds = [0, *(at for at in _GROWS_AT if at < count), count]
     prefixes = [len(plain_prefix(low, size)) for low in bounds[:-1]]
@@ -63,7 +63,7 @@ def encode_table(payloads: np.ndarray) -> Bytes:
 
 
 def encode_joined(lengths: np.ndarray, payloads: Sequence[Bytes]) -> bytes:
-    """Join values and prefixes; the byte that ends a record stands before the next prefix."""
+    """Join values and prefixes. The last byte of a record is part of the next prefix."""
     count = len(lengths)
     deltas, sizes = np.arange(count) << 1, lengths << 1
     delta_widths, size_widths = _widths(deltas), _widths(sizes)
@@ -73,7 +73,7 @@ def encode_joined(lengths: np.ndarray, payloads: Sequence[Bytes]) -> bytes:
     ends = np.cumsum(widths)
     starts = ends - widths
     out = np.zeros(int(ends[-1]), np.uint8)
-    at = starts + 1  # after the zero that ends the record before
+    at = starts + 1  # after the zero that ends the previous record
     _put(out, at, inner, inner_widths)
     at = at + inner_widths + 2
     _put(out, at, deltas, delta_widths)
