@@ -143,6 +143,13 @@ POP = _deliveries.get(
     role=Role.READ_WRITE,
     may_be_empty=True,
 )
+POP_ANY = _deliveries.post(
+    "/pop/any",
+    deliveries.PopAnyAnswer,
+    "Pop messages from the first of several sources that has some; while it waits, from any",
+    body=deliveries.PopAnyBody,
+    may_be_empty=True,
+)
 ACK_AND_POP = _deliveries.post(
     _POP_FROM,
     deliveries.ExchangeAnswer,
