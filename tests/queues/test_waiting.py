@@ -36,7 +36,7 @@ async def test_a_pop_that_is_over_leaves_nothing_behind(database_url: str) -> No
 
 
 async def test_a_wake_up_during_a_look_is_not_lost(database_url: str) -> None:
-    waiting = WaitingPop[str]("group")
+    waiting = WaitingPop[str]()
     waiting.begin_poll()
     waiting.wake()
     assert await waiting.park(60, lambda _: None) is None  # at once
@@ -48,7 +48,7 @@ async def test_a_wake_up_during_a_look_is_not_lost(database_url: str) -> None:
 
 
 async def test_a_delivery_in_the_turn_of_a_cancellation_is_unclaimed() -> None:
-    waiting = WaitingPop[str]("group")
+    waiting = WaitingPop[str]()
     unclaimed: list[str] = []
     parked = asyncio.create_task(waiting.park(60, unclaimed.append))
     await eventually(lambda: waiting.parked)

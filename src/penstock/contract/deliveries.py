@@ -16,6 +16,7 @@ from penstock.protocol.names import DEFAULT_PARTITION
 NULL = msgspec.Raw(b"null")
 EMPTY_OBJECT = msgspec.Raw(b"{}")
 ABSENT = msgspec.Raw()
+MAX_SOURCES = 1000  # of one pop; each is a call to the database
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
 
 
@@ -207,6 +208,28 @@ class PopQuery(msgspec.Struct, rename="camel", frozen=True):
     refuse_misspelled: ClassVar = True  # a pop without its group takes messages of another one
 
 
+class PopSource(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """What one of several pops in a request wants: the parameters of a pop."""
+
+    queue: str | None = None
+    partition: str | None = None
+    namespace: str | None = None
+    task: str | None = None
+    consumer_group: str | None = None
+    batch: int | None = None
+    partitions: int | None = None
+    autopilot: bool = False
+    auto_ack: bool = False
+    subscription_mode: str | None = None
+    subscription_from: str | None = None
+
+
+class PopAnyBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    sources: Annotated[list[PopSource], msgspec.Meta(min_length=1, max_length=MAX_SOURCES)]
+    wait: bool = False
+    timeout: int | None = None  # milliseconds
+
+
 class AckItem(msgspec.Struct, rename="camel", gc=False):
     transaction_id: str
     partition_id: str
@@ -268,6 +291,10 @@ class PopAnswer(msgspec.Struct, rename="camel"):
     consumer_group: str
     partitions_claimed: int
     messages: list[Delivered]
+
+
+class PopAnyAnswer(PopAnswer, rename="camel"):
+    source: int  # which of the sources the messages are from, from 0
 
 
 class ExchangeAnswer(PopAnswer, rename="camel"):

@@ -84,13 +84,11 @@ class LogCommit:
         self,
         format: SegmentFormat,
         entries: Sequence[Entry],
-        first: int,
-        position: int,
-        time: int,
+        write: Write,
         producers: Producers,
     ) -> None:
         self.entries = entries
-        self.write = Write(first, position, time)
+        self.write = write
         self.duplicates = 0
         self._format = format
         self._producers = producers
@@ -155,6 +153,8 @@ class LogCommit:
             if entry.first >= 0:
                 if entry.producer is not None:
                     self._producers.add(entry.producer, entry.first, entry.count, self.write.time)
-                entry.answer(Appended(entry.first, entry.count, False))
+                promise = entry.promise
+                if not promise.done():
+                    promise.set_result(Appended(entry.first, entry.count, False))
             elif entry.first_copy is not None:
                 entry.answer(Appended(entry.first_copy.first, entry.first_copy.count, True))

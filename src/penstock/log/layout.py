@@ -158,8 +158,13 @@ class BatchRow(NamedTuple):
     crc: int
 
     def pack(self) -> bytes:
-        row = _BATCH_ROW.pack(*self)
-        return row + _CHECK.pack(crc32c(row))
+        return pack_batch_row(*self)
+
+
+def pack_batch_row(*fields: int | bytes) -> bytes:
+    """Encode the fields of a `BatchRow` and the row's own checksum."""
+    row = _BATCH_ROW.pack(*fields)
+    return row + _CHECK.pack(crc32c(row))
 
 
 def parse_batches(data: bytes) -> tuple[np.ndarray, np.ndarray]:

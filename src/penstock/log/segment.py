@@ -124,7 +124,7 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Write:
-    """The bytes that one commit adds to each file."""
+    """The bytes that one commit adds to each file, in the order in which the files are written."""
 
     first: int
     position: int = 0  # of its first byte in the data file

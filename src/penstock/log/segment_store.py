@@ -47,6 +47,7 @@ class SegmentStore:
         self._name = name
         self._context = context
         self.format = recovered.format
+        self._relaxed = context.settings.fsync == "interval"
         self._incarnation = bytes.fromhex(recovered.incarnation)
         self._on_broken = on_broken
         # In order of offsets, the active one last. Replaced, never changed in place: a reader keeps
@@ -136,7 +137,6 @@ class SegmentStore:
 
     def write(self, write: Write) -> None:
         """Write a commit on the event loop, without an fsync."""
-        self.active.pinned = True
         self._writer.write(write, sync=False)
 
     def start_write(self, write: Write, done: Callable[[BaseException | None], None]) -> None:
@@ -165,7 +165,8 @@ class SegmentStore:
     def publish(self, write: Write) -> None:
         """Make a commit visible to readers, once it satisfies the fsync policy."""
         self.active.extend(write)
-        if self._context.settings.fsync == "interval":
+        if self._relaxed:
+            self.active.pinned = True  # its next fsync must be that of the same open files
             self._unsynced.append(write)
             self._unsynced_bytes += write.size
             if self.background is None:
@@ -174,7 +175,6 @@ class SegmentStore:
             seconds = time.perf_counter() - write.started
             self._context.instruments.sync_seconds.observe(seconds)
         self._checkpoint_if_due()
-        self.release()
 
     def release(self) -> None:
         """Let the active segment's files be closed, unless they are still needed."""
@@ -263,8 +263,7 @@ class SegmentStore:
         await self._stop_syncing()
         reason = self.active.broken
         carried = self._unsynced
-        relaxed = self._context.settings.fsync == "interval"
-        durable = self._synced if relaxed else self.active.mark()
+        durable = self._synced if self._relaxed else self.active.mark()
         base = carried[0].first if carried else self.active.end
         try:
             sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)

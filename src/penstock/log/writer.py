@@ -39,11 +39,12 @@ class SegmentWriter:
         self._renames: list[tuple[Path, Path]] | None = None
 
     def write(self, job: Write, sync: bool) -> None:
-        files = {kind: self.segment.file(kind) for kind in self.format.written}
-        before = [file.size for file in files.values()]
+        before: dict[str, int] = {}  # sizes of the files, by kind
         try:
-            for kind, file in files.items():
-                file.append(job.parts[kind])
+            for kind, chunks in job.parts.items():
+                file = self.segment.file(kind)
+                before[kind] = file.size
+                file.append(chunks)
                 if sync and kind in self.format.synced_before:
                     self._sync(kind)
         except (StorageFull, StorageFailed) as error:
@@ -52,9 +53,9 @@ class SegmentWriter:
         if sync:
             self._sync(DATA)
 
-    def _undo(self, before: list[int], why: str) -> None:
+    def _undo(self, before: dict[str, int], why: str) -> None:
         try:
-            for kind, size in zip(self.format.written, before, strict=True):
+            for kind, size in before.items():
                 file = self.segment.file(kind)
                 if file.size != size:
                     file.truncate(size)

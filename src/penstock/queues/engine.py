@@ -180,7 +180,13 @@ class Queues:
         """Take messages under a lease, after settling those of `acks`, in one commit. Cancelling it
         returns whatever was taken for it; what it acknowledged stays so.
         """
-        return await self._pops.pop(request, acks)
+        return await self._pops.pop([request], acks)
+
+    async def pop_any(self, requests: Sequence[PopRequest]) -> PopOutcome:
+        """Take messages for the first of the requests that can be served. How long to wait for one
+        of them is what the first request says. Cancelling it is as with `pop`.
+        """
+        return await self._pops.pop(requests)
 
     def close_pops(self, closed: bool) -> None:
         """Let pops find nothing: those that wait are answered, and those that come wait until pops

@@ -48,12 +48,12 @@ FORGET_SECONDS = 3 * HELLO_SECONDS  # then a silent broker is gone
 class WaitingPop(Generic[D]):
     """A pop that polls, or is parked until it is woken or a push hands it a delivery."""
 
-    __slots__ = ("_parked", "_woken", "claimed", "group", "partition", "queues", "take")
+    __slots__ = ("_parked", "_woken", "claimed", "partition", "places", "take", "woken_by")
 
-    def __init__(self, group: str) -> None:
-        self.group = group
-        self.queues: list[str] = []  # the pop is registered under each
-        self.partition: int | None = None  # set: pop only from this partition
+    def __init__(self) -> None:
+        self.places: list[tuple[str, str]] = []  # queue and group; the pop is registered under each
+        self.partition: int | None = None  # set: pop only from this partition of its queue
+        self.woken_by: str | None = None  # the queue that may have messages; None: any of them
         self.take: Any = None  # the `Take` that a push may do for the pop; None: it must poll
         self.claimed = False  # a push takes for it: new messages do not wake it
         self._parked: asyncio.Future[D | None] | None = None
@@ -67,11 +67,12 @@ class WaitingPop(Generic[D]):
         """Begin a poll: only later wake-ups make the pop poll again."""
         self._woken = False
 
-    def wake(self) -> None:
-        """Make the pop poll. If it is polling, it polls again."""
+    def wake(self, queue: str | None = None) -> None:
+        """Make the pop poll, `queue` first. If it is polling, it polls again."""
         if self._parked is None:
             self._woken = True
         elif not self._parked.done():
+            self.woken_by = queue
             self._parked.set_result(None)
 
     def hand_over(self, delivery: D) -> bool:
@@ -137,7 +138,8 @@ class WaitingPops(Generic[D]):
     @property
     def parked(self) -> int:
         """Return the number of parked pops."""
-        return sum(self.parked_by_queue(len(self.pops)).values())
+        groups = (pops for groups in self.pops.values() for pops in groups.values())
+        return sum(pop.parked for pop in set().union(*groups))
 
     def parked_by_queue(self, most: int) -> dict[str, int]:
         """Return the number of parked pops of each queue, for up to `most` queues."""
@@ -147,23 +149,23 @@ class WaitingPops(Generic[D]):
         )
         return dict(islice(((queue, count) for queue, count in counts if count), most))
 
-    def register(self, pop: WaitingPop[D], queues: list[str]) -> None:
-        """Register the pop for these queues instead of its previous ones."""
-        if pop.queues != queues:
+    def register(self, pop: WaitingPop[D], places: list[tuple[str, str]]) -> None:
+        """Register the pop for these queues and groups instead of its previous ones."""
+        if pop.places != places:
             self.leave(pop)
-            pop.queues = queues
-            for queue in queues:
-                self.pops.setdefault(queue, {}).setdefault(pop.group, {})[pop] = None
+            pop.places = places
+            for queue, group in places:
+                self.pops.setdefault(queue, {}).setdefault(group, {})[pop] = None
 
     def leave(self, pop: WaitingPop[D]) -> None:
-        for queue in pop.queues:
+        for queue, group in pop.places:
             groups = self.pops[queue]
-            del groups[pop.group][pop]
-            if not groups[pop.group]:
-                del groups[pop.group]
+            del groups[group][pop]
+            if not groups[group]:
+                del groups[group]
                 if not groups:
                     del self.pops[queue]
-        pop.queues = []
+        pop.places = []
 
     def claim(self, items: Iterable[Item]) -> list[WaitingPop[D]]:
         """Claim parked pops that a push of these items can serve: per group, at most one for each
@@ -201,10 +203,10 @@ class WaitingPops(Generic[D]):
                 remaining = partitions - (served.get((queue, name), 0) if served else 0)
                 for pop in tuple(groups.get(name, ())):
                     if not pop.parked or pop.partition is not None:
-                        pop.wake()
+                        pop.wake(queue)
                     elif remaining > 0 and not pop.claimed:
                         remaining -= 1
-                        pop.wake()
+                        pop.wake(queue)
         if announce and time.monotonic() < self._others_until:
             self._queues.add(queue)
             self._ready.set()

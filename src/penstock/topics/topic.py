@@ -106,7 +106,7 @@ class Topic(AppendsThrough):
             name,
             context,
             self._segments,
-            on_commit=lambda: self.subscriptions.notify(self._segments.active.end),
+            on_commit=self.subscriptions.notify,
         )
         self._reader = LogReader(self._segments, recovered.damage)
         self._apply_limits(recovered.limits)
