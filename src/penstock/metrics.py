@@ -377,7 +377,7 @@ def add_process(metrics: Metrics) -> None:
 
 
 def _open_files() -> int:
-    """Count open files. Linux 6.2 and later know the number; before, list them (2 us each)."""
+    """Count open files. Before Linux 6.2, that lists them (2 us each)."""
     return Path("/proc/self/fd").stat().st_size or len(os.listdir("/proc/self/fd"))
 
 

@@ -88,7 +88,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         try:
             answer = self.ask(frames.fetch(topic, start, max_bytes, flags=flags))
         except InvalidRequest as error:
-            # A broker of 0.2.0 has no record batches and does not know this flag.
+            # A broker of 0.2.0 has no record batches and rejects this flag.
             if not keyed or frames.UNKNOWN_FLAGS not in str(error):
                 raise
             return self.fetch(topic, start, max_bytes)

@@ -357,7 +357,7 @@ class AssignedGroups:
             group.leader = given
         if group.state is GroupState.STABLE and same:
             self._watch(group)
-            # A former leader has nothing to assign, so it is told another leader.
+            # A former leader has nothing to assign, so its answer names another leader.
             return group.joined(former, leader=former_id if was_leader else group.leader)
         return await self._wait_for_generation(group, former)
 

@@ -39,7 +39,7 @@ log = logging.getLogger("penstock.export")
 READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
 ROOM_POLL_SECONDS = 1.0  # between two checks of the disk while a push waits for room
 PUSH_POLL_SECONDS = 5.0
-DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
+DEFAULT_SHARE = 0.10  # of memory, for the memory layer, if memory_percent is not set
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
