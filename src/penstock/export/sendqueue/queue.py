@@ -207,7 +207,7 @@ class SendQueue:
         """Write memory to the chunks, if the disk allows it. Return the end of the stream."""
         return await self._fast.write_out()
 
-    async def room(self, size: int) -> None:
+    async def wait_for_room(self, size: int) -> None:
         """Wait until about `size` bytes fit. Sources use it before they take leases that expire."""
         while not self._stopping and not (self._fits(1, size) and self._disk_takes(size)):
             self._room.clear()
@@ -265,7 +265,7 @@ class SendQueue:
 
     # Taking
 
-    async def available(self) -> bool:
+    async def wait_for_block(self) -> bool:
         """Wait until there is a block to take, or the queue is stopping (False). Takes nothing."""
         while not self._stopping:
             if self._fast.waiting:
