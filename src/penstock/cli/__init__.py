@@ -389,9 +389,7 @@ def explain(error: Exception) -> str:
     """Return an error in the words of the command line: a token is an option, not a header."""
     if isinstance(error, Unauthorized):
         if str(error).startswith(NO_TOKEN):
-            return (
-                "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN"
-            )
+            return "this broker requires a token: pass --token TOKEN, or set PENSTOCK_TOKEN"
         return f"the broker does not accept the token (--token or PENSTOCK_TOKEN): {error}"
     if isinstance(error, Forbidden):
         return f"{error} (--token or PENSTOCK_TOKEN)"

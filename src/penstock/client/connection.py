@@ -74,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
         self._writable: asyncio.Future[None] | None = None
         self._heard = False  # any answer
+        self._foreign = False  # the peer does not speak this protocol
         # a token that has expired on the way is a reason to connect again, not an answer
         self.renews = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -121,7 +122,9 @@ class Connection(asyncio.BufferedProtocol):
         waiting, self._waiting = self._waiting, deque()
         for future, _ in waiting:
             if not future.done():
-                future.set_exception(ConnectionLost(reason))
+                future.set_exception(
+                    Unavailable(frames.NOT_OURS) if self._foreign else ConnectionLost(reason)
+                )
         if not self.closed.done():
             self.closed.set_result(None)
         self.resume_writing()
@@ -153,6 +156,10 @@ class Connection(asyncio.BufferedProtocol):
         buffer, at, end = self._buffer, 0, self._filled
         while end - at >= ANSWER.size:
             command, status, length = ANSWER.unpack_from(buffer, at)
+            if not command & frames.REPLY and self._transport is not None:
+                self._foreign = True
+                self._transport.abort()  # its length may be gigabytes
+                return
             start = at + ANSWER.size
             if end - start >= length:
                 self._answer(command, status, memoryview(bytes(buffer[start : start + length])))
@@ -240,17 +247,19 @@ class Link:
         self._lock = asyncio.Lock()
         self._closed = False
 
-    async def connection(self, deadline: float) -> Connection:
-        """A live connection; `Unavailable` when there is none by `deadline` (the loop's clock)."""
+    async def connection(self, deadline: float, waiting: Waiting | None = None) -> Connection:
+        """Return a live connection, or raise `Unavailable` if there is none by `deadline` (the
+        loop's clock). `waiting` logs the wait.
+        """
         if self._connection is not None and self._connection.alive:
             return self._connection
         async with self._lock:
             if self._connection is not None and self._connection.alive:
                 return self._connection
-            self._connection = await self._connect(deadline)
+            self._connection = await self._connect(deadline, waiting)
             return self._connection
 
-    async def _connect(self, deadline: float) -> Connection:
+    async def _connect(self, deadline: float, waiting: Waiting | None) -> Connection:
         loop = asyncio.get_running_loop()
         backoff = Backoff()
         while True:
@@ -278,8 +287,11 @@ class Link:
                 self._addresses.insert(0, self._addresses.pop(position))
                 return connection
             delay = backoff.delay()
+            unanswered = Unavailable(f"no broker answers ({'; '.join(failures)})")
             if loop.time() + delay > deadline:
-                raise Unavailable(f"no broker answers ({'; '.join(failures)})")
+                raise unanswered
+            if waiting is not None:
+                waiting.note(unanswered, deadline - loop.time())
             await asyncio.sleep(delay)
 
     async def _find_addresses(self) -> list[str]:

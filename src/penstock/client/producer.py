@@ -331,7 +331,7 @@ class Producer:
                 continue
             oldest = self._queue[0]
             try:
-                connection = await self._link.connection(oldest.deadline)
+                connection = await self._link.connection(oldest.deadline, self._waiting)
                 if self._partitions is None and oldest.partition is None:
                     await self._learn()
                 await self._pump(connection)

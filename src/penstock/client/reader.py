@@ -329,7 +329,7 @@ async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
     while True:
         connection: Connection | None = None
         try:
-            connection = await link.connection(deadline)
+            connection = await link.connection(deadline, waiting)
             async with asyncio.timeout_at(deadline):
                 return await connection.request(frame)
         except TimeoutError:
