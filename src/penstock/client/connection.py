@@ -31,10 +31,10 @@ BUFFER_BYTES = 256 << 10
 
 
 class Recycled:
-    """A few large buffers, each handed out again when the views of it that were given out are gone.
+    """A few large buffers. Each is reused when no view of it is left.
 
-    A bytearray refuses to change its size while a view of it exists: trying is how we know. Whoever
-    keeps a body keeps its buffer, and gets the next one from fresh memory.
+    A bytearray refuses to change its size while a view of it exists: so we try. A caller that keeps
+    a body keeps its buffer, and the next body gets fresh memory.
     """
 
     MAX_BUFFERS = 4
@@ -57,7 +57,7 @@ class Recycled:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by `connect`. `request` may be called at any time; nothing is resent here."""
+    """Created by `Link`. `request` may be called at any time; nothing is sent twice."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
     def request(
         self, pieces: Bytes | Sequence[Bytes], started: Callable[[memoryview], None] | None = None
     ) -> asyncio.Future[memoryview]:
-        """Send a frame; the future gives the answer's body, or raises what the status means.
+        """Send a frame. The future returns the answer's body, or raises the error of its status.
 
         `started` is called with the beginning of a large answer before the rest has arrived.
         """
@@ -110,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -199,11 +199,11 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Waiting:
-    """Logs what is waited for: once, and again when that is something else."""
+    """Logs the reason for a wait once, and again when the reason changes."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self.error: PenstockError | None = None  # the last one
+        self.error: PenstockError | None = None  # the last error
 
     def note(self, error: PenstockError, seconds: float) -> None:
         if type(error) is not type(self.error):
@@ -225,8 +225,8 @@ class Endpoint(NamedTuple):
 
 
 class Link:
-    """Keeps one connection to the first of several addresses that answers, made when needed and
-    made again when lost.
+    """Keeps one connection to the first of several addresses that answers. It connects when needed,
+    and again after a loss.
 
     The endpoint may be a function that finds it: it is asked before each connection. With a token
     (or a function that gives one, asked at each connection) every connection begins with AUTH.
@@ -282,8 +282,7 @@ class Link:
                         f"{host}:{port}: {explain(error, shaking=bool(self._tls)) or 'no answer'}"
                     )
                     continue
-                # The one that answered goes first next time: reconnecting does not begin with the
-                # dead one.
+                # The address that answered comes first next time, before dead ones.
                 self._addresses.insert(0, self._addresses.pop(position))
                 return connection
             delay = backoff.delay()
@@ -295,7 +294,7 @@ class Link:
             await asyncio.sleep(delay)
 
     async def _find_addresses(self) -> list[str]:
-        """Ask where to connect, if that is not known for good; why it could not be asked."""
+        """Look up the addresses, unless they are fixed. Returns why that failed, if it did."""
         if self._find is None:
             return []
         if self._closed:

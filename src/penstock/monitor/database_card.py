@@ -14,7 +14,7 @@ FIGURES = sql("database_figures")
 
 
 class Holder(msgspec.Struct):
-    """Who holds a transaction open, and for how long."""
+    """The owner and the age of the oldest open transaction."""
 
     seconds: float
     who: str

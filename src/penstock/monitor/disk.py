@@ -1,6 +1,6 @@
-"""Tell how much of the disk is free, and when it will be full.
+"""Measure how much of the disk is free, and estimate when it will be full.
 
-The rate is that of the last hours, so that a short burst is not an alarm. It is known after an
+The rate is that of the last hours, so that a short burst is not an alarm. It is available after an
 hour.
 """
 
@@ -38,7 +38,7 @@ class DiskWatch:
         self._notes: deque[tuple[float, int]] = deque(maxlen=KEPT_NOTES)  # when, free bytes
 
     def look(self) -> DiskSpace | None:
-        """Sample the disk; None if it cannot be asked."""
+        """Sample the disk; None if that fails."""
         try:
             total, _, free = self._usage(self._directory)
         except OSError:

@@ -1,4 +1,4 @@
-"""Answer questions of people: partitions of a queue by lag, the history of a message, messages by
+"""Answer the Console's queries: partitions of a queue by lag, the history of a message, messages by
 payload, dead letters by error, and rates over days.
 
 Each call reads a bounded number of rows, on the connections for browsing.
