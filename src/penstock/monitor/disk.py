@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-NOTE_SECONDS = 300.0  # between two notes of the free space
+NOTE_SECONDS = 300.0  # between two samples of the free space
 KEPT_NOTES = 288  # a day
 MIN_WATCHED_SECONDS = 3600.0
 
@@ -22,7 +22,7 @@ Usage = Callable[[Path], tuple[int, int, int]]  # total, used and free bytes, as
 class DiskSpace(msgspec.Struct, rename="camel"):
     free: int  # bytes
     total: int
-    full_in_seconds: float | None  # None: it does not fill up, or was not watched for long enough
+    full_in_seconds: float | None  # None: it does not fill up, or it is not known yet
 
 
 class DiskWatch:
