@@ -165,6 +165,8 @@ def _exchange(connection: socket.socket, pieces: Sequence[Bytes]) -> memoryview:
     else:
         connection.sendall(b"".join(pieces))
     command, status, length = ANSWER.unpack(_receive(connection, ANSWER.size))
+    if not command & frames.REPLY:
+        raise InvalidRequest(frames.NOT_OURS)
     body = _receive(connection, length)
     if command == frames.ERROR:
         raise error_from_tcp(status, *frames.read_error(body))
