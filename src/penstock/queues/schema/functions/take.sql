@@ -49,7 +49,7 @@ DECLARE
   i int; rest int; claims int; tries int; got record; due timestamptz; outcome text;
 BEGIN
   -- The common case, for the pops of all groups at once: ordered partitions whose cursor has nothing but a position, of queues
-  -- without an option that delays or drops messages (take_shared has the same condition below). The n-th pop of a group gets the n-th cursor that is due.
+  -- without an option that delays or drops messages (the condition of take_shared below is the same). The n-th pop of a group gets the n-th cursor that is due.
   RETURN QUERY
   WITH due AS MATERIALIZED (
     SELECT k.*, q.id AS queue_id, t + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END) AS expires_at
@@ -98,7 +98,8 @@ BEGIN
       SELECT x.* INTO q FROM queues x WHERE x.id = g.queue_id AND x.deleted_at IS NULL;
     END IF;
     IF q.id IS NULL THEN
-      RETURN NEXT (i, 'gone', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::taken;
+      r := NULL; r.request := i; r.outcome := 'gone';
+      RETURN NEXT r;
       CONTINUE;
     END IF;
     IF q.competing AND shared_of IS DISTINCT FROM g.id AND q.window_buffer = 0 AND q.delayed_processing = 0 AND q.ttl = 0 THEN
@@ -191,7 +192,8 @@ BEGIN
       SELECT extract(epoch FROM x.due_at - t) INTO empty_wait FROM cursors x
        WHERE x.partition_id = p_partitions[i] AND x.group_id = g.id ORDER BY x.version DESC LIMIT 1;
     END IF;
-    RETURN NEXT (i, outcome, CASE WHEN outcome <> 'ok' THEN empty_wait END, due, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                 NULL, NULL, NULL, NULL)::taken;
+    r := NULL; r.request := i; r.outcome := outcome; r.due_at := due;
+    IF outcome <> 'ok' THEN r.wait := empty_wait; END IF;
+    RETURN NEXT r;
   END LOOP;
 END $$;
