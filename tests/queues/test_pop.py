@@ -435,7 +435,7 @@ async def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_
         first = await pop(queues, "q", 1)
         waiting = asyncio.create_task(queues.pop(PopRequest(queue="other", wait=True, timeout=60)))
         await eventually(lambda: queues.waiting.parked == 1)
-        queues.close_pops(True)
+        queues.pause_pops(True)
         assert (await waiting).messages == []  # at once
         closed = await queues.pop(PopRequest(queue="q"), acks_of(first))
         assert (closed.messages, [one.success for one in closed.acked]) == ([], [True])
@@ -448,9 +448,9 @@ async def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_
         patient[0].cancel()
         await push(queues, "q", 3)  # nothing is handed over either
         assert not patient[1].done()
-        queues.close_pops(False)
+        queues.pause_pops(False)
         assert values(await patient[1]) == [2]
-        queues.close_pops(True)
+        queues.pause_pops(True)
         patient[0] = asyncio.create_task(queues.pop(wanted))
         await asyncio.sleep(0)
         queues.answer_waiting()  # the broker is about to stop

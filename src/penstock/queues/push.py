@@ -65,7 +65,7 @@ class Pusher:
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         served: Served | None = {} if self._waiting.pops and not again else None
         answers = await self.store(items, self._catalog, again=again, served=served)
-        self.announce(answers, served)
+        self.count_and_wake(answers, served)
         results: list[list[ItemOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
@@ -94,11 +94,11 @@ class Pusher:
         try again. With `served`, the first call also takes for waiting pops and counts them there.
         """
         batch = AppendBatch(items, catalog, self._keys, again)
-        for turn in range(MAX_LOOKUPS):
+        for attempt in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
                 appended = AppendedRow([], None, None)
-            elif served is not None and not turn:
+            elif served is not None and not attempt:
                 appended = await self._exchanges.append_and_hand_off(arguments, items, served)
             else:
                 appended = await self._calls.append(arguments, fetch)
@@ -113,7 +113,7 @@ class Pusher:
             batch.answers[index] = error
         return batch.answers
 
-    def announce(
+    def count_and_wake(
         self,
         answers: Sequence[ItemOutcome | PenstockError],
         served: Served | None = None,
@@ -131,9 +131,7 @@ class Pusher:
         for queue, partitions in queued.items():
             self._pushed.add(len(partitions), queue)
             shared = self._catalog.shares(queue)
-            self._waiting.available(
-                queue, len(partitions if shared else set(partitions)), served=served
-            )
+            self._waiting.wake(queue, len(partitions if shared else set(partitions)), served=served)
         if dues:
             self._delayed(dues)
 
@@ -195,7 +193,7 @@ class AppendBatch:
         return AppendArguments(
             ids=[partition for partition, _ in self._sent],
             starts=list(accumulate([len(some) for _, some in self._sent[:-1]], initial=0)),
-            transactions=[item.transaction_id or "" for item in batch],
+            transactions=array_text([item.transaction_id or "" for item in batch]),
             checks=[self._again or not one for one in fresh] if True in fresh else [True],
             traces=_unless_empty(
                 [trace_of(item.trace_id) if item.trace_id else None for item in batch]
@@ -355,6 +353,14 @@ def joined(values: list[bytes]) -> tuple[bytes, str]:
     """Return values as arguments of `append`: their bytes, and their bounds as an array's text."""
     bounds = list(accumulate(map(len, values), initial=1))
     return b"".join(values), f"{{{str(bounds)[1:-1]}}}"
+
+
+def array_text(values: list[str]) -> str:
+    """Return values, which contain no NUL, as the text of an array."""
+    text = "\0".join(values)
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '{"' + text.replace("\0", '","') + '"}'
 
 
 def random_ids(count: int) -> list[str]:
