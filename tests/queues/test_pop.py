@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Delivered, Item, PopOutcome, PopRequest, Queues, calls, exchanges
+from penstock.queues import Ack, Delivered, Item, PopOutcome, PopRequest, Queues, calls, taking
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -323,7 +323,7 @@ async def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_onl
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vacuum may remove nothing meanwhile: each batch leaves a dead entry in the ready list."""
-    monkeypatch.setattr(exchanges, "SLACK", timedelta(0))
+    monkeypatch.setattr(taking, "SLACK", timedelta(0))
 
     async def body(queues: Queues) -> None:
         holder = await asyncpg.connect(database_url)

@@ -62,8 +62,6 @@ MESSAGE_COLUMNS = (
     "attempts",
 )
 ATTEMPT_HEADER = "penstock-attempt"
-POLL_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a poll makes sense now
-POLL_SOON = ("discovering", "locked")
 
 
 class Pops:
@@ -141,12 +139,12 @@ class Pops:
                 if taken.outcome == "ok":  # its messages were deleted at the same time
                     self._exchanges.give_back(taken)
                     wait = 0.0
-                elif taken.outcome in POLL_AT_ONCE:
-                    if taken.outcome != "more":
-                        key = take.queue, take.group, take.partition or 0
-                        self._catalog.groups.pop(key, None)
+                elif taken.outcome == "gone":
+                    self._catalog.groups.pop((take.queue, take.group, take.partition or 0), None)
                     wait = 0.0
-                elif taken.outcome in POLL_SOON:
+                elif taken.outcome == "more":
+                    wait = 0.0
+                elif taken.outcome == "locked":
                     wait = SOON_SECONDS
                 elif taken.wait is not None:
                     wait = taken.wait if wait is None else min(wait, taken.wait)

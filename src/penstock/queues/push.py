@@ -234,31 +234,26 @@ class AppendBatch:
     async def fill(self, appended: AppendedRow) -> None:
         """Fill in answers from the row of `append`. Stale items stay without an answer."""
         stale = list(self.stale)
-        n = rested = 0
+        begin = rested = 0
         for partition, indexes in self._sent:
-            if appended.statuses is None:
-                seqs = appended.seqs[n : n + len(indexes)]
-                partition_id, ids = self._catalog.uuids(partition, seqs)
-                for index, message_id in zip(indexes, ids, strict=True):
-                    item = self._items[index]
-                    self.answers[index] = ItemOutcome(
-                        index,
-                        "queued",
-                        message_id,
-                        item.transaction_id or "",
-                        partition_id,
-                        item.trace_id,
-                        item.queue,
-                    )
-            else:
-                for number, index in enumerate(indexes, n):
-                    if appended.statuses[number] == "stale":
-                        stale.append(index)
-                    else:
-                        self.answers[index] = self._answer(index, number, appended, partition)
-            n += len(indexes)
-            if n - rested >= SLICE:
-                rested = n
+            end = begin + len(indexes)
+            partition_id, ids = self._catalog.uuids(partition, appended.seqs[begin:end])
+            nothing = [None] * len(ids)
+            statuses = appended.statuses[begin:end] if appended.statuses else nothing
+            dues = appended.due_ats[begin:end] if appended.due_ats else nothing
+            for index, message_id, status, due_at in zip(indexes, ids, statuses, dues, strict=True):
+                item = self._items[index]
+                if status == "stale":
+                    stale.append(index)
+                    continue
+                if status == "duplicate" and self._again and item.fresh:
+                    status = "queued"  # we generated this id, so an earlier attempt stored it
+                self.answers[index] = answer_of(
+                    item, index, cast(Status, status or "queued"), message_id, partition_id, due_at
+                )
+            begin = end
+            if begin - rested >= SLICE:
+                rested = begin
                 await asyncio.sleep(0)
         for index, first in self._repeats:
             answer = self.answers[first]
@@ -270,18 +265,6 @@ class AppendBatch:
                 answer.deliver_at = self.answers[first].deliver_at
             self.answers[index] = answer
         self.stale = stale
-
-    def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> ItemOutcome:
-        """Return the answer of an item in a call with mixed outcomes."""
-        item, seq = self._items[index], appended.seqs[n]
-        assert appended.statuses is not None
-        status = cast(Status, appended.statuses[n])
-        if status == "duplicate" and self._again and item.fresh:
-            status = "queued"  # we generated this id, so an earlier attempt stored it
-        message_id = None if seq is None else self._catalog.message_uuid(partition, seq)
-        due_at = None if appended.due_ats is None else appended.due_ats[n]
-        partition_id = self._catalog.partition_uuid(partition)
-        return answer_of(item, index, status, message_id, partition_id, due_at)
 
 
 def answer_of(

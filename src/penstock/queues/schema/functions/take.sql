@@ -11,8 +11,8 @@
 --   p_max_bytes    of payload and headers for all pops together, unless the first message alone has more
 --   p_hand_over    a push takes for pops that wait: serve what the first statement serves and say nothing of the others
 -- Returns the rows of each pop together (type taken); the last one has its outcome:
---   ok, empty; busy (the partition is leased, or waits for its time); unknown (no cursor yet); gone (no such group);
---   more (there may be something, poll again at once); discovering, locked (another call is at it, poll again soon)
+--   ok, empty; busy (the partition is leased, or waits for its time); gone (no such group, or it has no cursor there);
+--   more (there may be something, poll again at once); locked (another call is at it, poll again soon)
 --
 -- A cursor is claimed with SKIP LOCKED, so a pop waits for nobody. What is taken is leased: the cursor is not due before the
 -- lease expires, or before the next message where consumers share a partition (`ordering: none`, take_shared).
@@ -130,7 +130,7 @@ BEGIN
         EXIT WHEN tries > 1;
         SELECT x.* INTO c FROM cursors x WHERE x.partition_id = p_partitions[i] AND x.group_id = g.id
          ORDER BY x.version DESC LIMIT 1;
-        IF NOT FOUND THEN outcome := 'unknown'; EXIT; END IF;
+        IF NOT FOUND THEN outcome := 'gone'; EXIT; END IF;
         EXIT WHEN c.due_at IS NULL;
         IF c.due_at > t THEN  -- of what consumers share: perhaps by a call that ended since t
           outcome := CASE WHEN q.competing AND c.due_at <= clock_timestamp() THEN 'locked' ELSE 'busy' END;
@@ -153,7 +153,7 @@ BEGIN
             t := clock_timestamp();
             CONTINUE WHEN g.id IS NOT NULL;
             SELECT x.* INTO g FROM groups x WHERE x.id = p_groups[i];
-            outcome := 'discovering';
+            outcome := 'locked';
             EXIT;
           END IF;
           SELECT min(x.due_at) INTO next_due FROM cursors x  -- what is further ahead may be much, and dead
