@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.errors import StorageError
+from penstock.io.tasks import RETRY_SECONDS
 from penstock.log.context import Context
 from penstock.log.layout import BATCHES, CLEAN, INDEX, Checkpoint
 from penstock.log.recovery import RecoveredTopic
@@ -28,7 +29,6 @@ log = logging.getLogger("penstock.topics")
 MAX_UNSYNCED_BYTES = 64 << 20  # held in memory under `interval` before appends wait for the fsync
 CHECKPOINT_BYTES = 64 << 20  # written since the last checkpoint: bounds what a restart scans
 CHECKPOINT_RECORDS = 1 << 20
-RETRY_SECONDS = 1.0
 UNKNOWN = -1  # what the checkpoint on disk says of the active segment
 
 
