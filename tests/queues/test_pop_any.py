@@ -82,9 +82,9 @@ async def test_a_queue_that_wakes_it_is_served_although_others_have_messages(
     waiting = asyncio.create_task(queues.pop_any([wanting("a"), wanting("b")]))
     await eventually(lambda: queues.waiting.parked)
     with monkeypatch.context() as context:
-        context.setattr(queues.waiting, "available", lambda *_, **__: None)
+        context.setattr(queues.waiting, "wake", lambda *_, **__: None)
         await queues.push([Item("a", b"1"), Item("b", b"2")])
-    queues.waiting.available("b", 1)
+    queues.waiting.wake("b", 1)
     assert (await waiting).queue == "b"
 
 

@@ -342,7 +342,7 @@ class Buffer:
 
     def _maintenance_changed(self) -> None:
         """Apply the modes to pops, and wake the worker."""
-        self._queues.close_pops(self.maintenance.modes.pop)
+        self._queues.pause_pops(self.maintenance.modes.pop)
         if self.maintenance.modes.push:
             self.admission.end()
         self._wake.set()

@@ -1,4 +1,4 @@
-"""The table of operations: what the native HTTP API can do.
+"""The table of operations: all operations of the native HTTP API.
 
 Operations of Queen MQ's API that Penstock itself does not use are in `penstock.wire.queen`.
 """
@@ -67,7 +67,7 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role
 
-# Path, answer, summary; then what else there is to say.
+# Path, answer, summary; then the other properties.
 
 CONFIGURE_QUEUE = Section("queues", "/api/v1").post(
     "/configure",

@@ -44,14 +44,13 @@ from penstock.export.payload import RAW, join
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
-from penstock.io.tasks import supervised
+from penstock.io.tasks import RETRY_SECONDS, supervised
 from penstock.protocol.names import partition_label
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Delivered, PopRequest
 from penstock.topics.store import AnyLog, TopicStore
 
 log = logging.getLogger("penstock.export")
-RETRY_SECONDS = 1.0
 MAX_READ_BATCHES = 8  # read and pushed together if the route lags behind
 POLL_SECONDS = 30.0
 LINGER_SECONDS = 5.0  # a pop of a killed process has ended in the database after this time

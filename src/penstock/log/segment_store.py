@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.errors import StorageError
+from penstock.io.tasks import RETRY_SECONDS
 from penstock.log.context import Context
 from penstock.log.layout import BATCHES, CLEAN, INDEX, Checkpoint
 from penstock.log.recovery import RecoveredTopic
@@ -27,7 +28,6 @@ log = logging.getLogger("penstock.topics")
 MAX_UNSYNCED_BYTES = 64 << 20  # in memory under `interval`; beyond it, appends wait for the fsync
 CHECKPOINT_BYTES = 64 << 20  # between checkpoints; bounds the scan after a restart
 CHECKPOINT_RECORDS = 1 << 20
-RETRY_SECONDS = 1.0
 UNKNOWN = -1  # state: the checkpoint on disk does not describe the active segment
 
 

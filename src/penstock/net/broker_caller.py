@@ -54,7 +54,7 @@ class BrokerCaller:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(
-                f"{url!r} is not the URL of a broker: write it like http://host:6632"
+                f"{url!r} is not the URL of a broker: write it as http://HOST:6632"
             )
         self.url = url
         self._host = parts.hostname
@@ -162,6 +162,8 @@ class BrokerCaller:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             why = explain(error) or type(error).__name__
+            if type(error) is http.client.BadStatusLine:
+                why = "it does not speak HTTP: is this the broker's HTTP port?"
             raise ConnectionLost(f"the broker at {self.url} does not answer: {why}") from error
         except BaseException:  # interrupted: the rest of the answer would precede the next one
             connection.close()

@@ -40,8 +40,9 @@ from penstock.queues.calls import Row
 from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
-from penstock.queues.exchanges import Exchanges, Take, TakenBatch
+from penstock.queues.exchanges import Exchanges
 from penstock.queues.settling import check_acks
+from penstock.queues.taking import Take, Taken
 from penstock.queues.types import Ack, AckOutcome, Delivered, PopOutcome, PopRequest
 from penstock.queues.waiting import WaitingPop
 
@@ -61,8 +62,6 @@ MESSAGE_COLUMNS = (
     "attempts",
 )
 ATTEMPT_HEADER = "penstock-attempt"
-POLL_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a poll makes sense now
-POLL_SOON = ("discovering", "locked")
 
 
 class Pops:
@@ -79,20 +78,20 @@ class Pops:
         self._exchanges = exchanges
         self._consumers = consumers
         self._popped = popped
-        self.closed = False  # pops find nothing (maintenance)
-        self._reopened = asyncio.Event()  # or everything stops
+        self._paused = False  # pops find nothing (maintenance)
+        self._resumed = asyncio.Event()  # or everything stops
         self._stopping = False
 
-    def close(self, closed: bool) -> None:
-        """Let pops find nothing, or open them again."""
-        self.closed = closed
-        self._reopened.clear() if closed else self._reopened.set()
+    def pause(self, paused: bool) -> None:
+        """Let pops find nothing, or resume them."""
+        self._paused = paused
+        self._resumed.clear() if paused else self._resumed.set()
         self._waiting.wake_all()
 
     def answer_waiting(self) -> None:
         """Answer all that wait, and let none wait any more."""
         self._stopping = True
-        self._reopened.set()
+        self._resumed.set()
         self._waiting.wake_all()
 
     async def pop(self, wanted: Sequence[PopRequest], acks: Sequence[Ack] = ()) -> PopOutcome:
@@ -103,9 +102,9 @@ class Pops:
         for one in wanted:
             self._consumers.seen(one.queue, one.group, one.consumer)
         deadline = time.monotonic() + self._patience(wanted[0])
-        if self.closed and wanted[0].wait and not self._stopping:
-            await self._wait_until_open(deadline)
-        pop: WaitingPop[TakenBatch] = WaitingPop()
+        if self._paused and wanted[0].wait and not self._stopping:
+            await self._wait_until_resumed(deadline)
+        pop: WaitingPop = WaitingPop()
         try:
             return await self._poll_until(deadline, pop, wanted, acks)
         finally:
@@ -114,13 +113,13 @@ class Pops:
     async def _poll_until(
         self,
         deadline: float,
-        pop: WaitingPop[TakenBatch],
+        pop: WaitingPop,
         wanted: Sequence[PopRequest],
         acks: Sequence[Ack],
     ) -> PopOutcome:
         acked: Sequence[AckOutcome] = ()
         reason, first = "empty", wanted[0]
-        while not self.closed:
+        while not self._paused:
             pop.begin_poll()
             takes = [
                 (place, take) for place, one in enumerate(wanted) for take in await self._takes(one)
@@ -140,12 +139,12 @@ class Pops:
                 if taken.outcome == "ok":  # its messages were deleted at the same time
                     self._exchanges.give_back(taken)
                     wait = 0.0
-                elif taken.outcome in POLL_AT_ONCE:
-                    if taken.outcome != "more":
-                        key = take.queue, take.group, take.partition or 0
-                        self._catalog.groups.pop(key, None)
+                elif taken.outcome == "gone":
+                    self._catalog.groups.pop((take.queue, take.group, take.partition or 0), None)
                     wait = 0.0
-                elif taken.outcome in POLL_SOON:
+                elif taken.outcome == "more":
+                    wait = 0.0
+                elif taken.outcome == "locked":
                     wait = SOON_SECONDS
                 elif taken.wait is not None:
                     wait = taken.wait if wait is None else min(wait, taken.wait)
@@ -169,7 +168,7 @@ class Pops:
 
     def _register(
         self,
-        pop: WaitingPop[TakenBatch],
+        pop: WaitingPop,
         wanted: Sequence[PopRequest],
         takes: list[tuple[int, Take]],
     ) -> None:
@@ -190,10 +189,10 @@ class Pops:
             ):
                 pop.take = take
 
-    async def _wait_until_open(self, deadline: float) -> None:
+    async def _wait_until_resumed(self, deadline: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._reopened.wait()
+                await self._resumed.wait()
         except TimeoutError:
             pass
 
@@ -271,7 +270,7 @@ class Pops:
         self,
         wanted: Sequence[PopRequest],
         place: int,
-        taken: TakenBatch,
+        taken: Taken,
         acked: Sequence[AckOutcome],
     ) -> PopOutcome:
         """The messages as the client gets them; what fails before gives them back."""
@@ -299,7 +298,7 @@ class Pops:
         if request.queue is None:
             self._consumers.seen(queue, group, request.consumer)
         if count >= take.batch and self._catalog.shares(queue):  # and there may be more
-            self._waiting.available(queue, 1, group, announce=False)
+            self._waiting.wake(queue, 1, group, announce=False)
         claimed = len({row["partition_id"] for row in taken.rows})
         return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), place)
 
@@ -338,8 +337,8 @@ class Pops:
 
 def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
     """The headers with the number of the attempt, for clients that know no field `attempt`."""
-    known = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
-    return msgspec.json.encode(known | {ATTEMPT_HEADER: str(attempt)})
+    others = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
+    return msgspec.json.encode(others | {ATTEMPT_HEADER: str(attempt)})
 
 
 def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetime | None]:

@@ -21,15 +21,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
+from penstock.queues.taking import Take, Taken
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.queues")
-D = TypeVar("D")
 
 CHANNEL = "penstock_queues"
 # a notice need not be durable
@@ -45,8 +45,8 @@ HELLO_SECONDS = 30.0
 FORGET_SECONDS = 3 * HELLO_SECONDS  # then a silent broker is gone
 
 
-class WaitingPop(Generic[D]):
-    """A pop that polls, or is parked until it is woken or a push hands it a delivery."""
+class WaitingPop:
+    """A pop that polls, or is parked until it is woken or a push hands it messages."""
 
     __slots__ = ("_parked", "_woken", "claimed", "partition", "places", "take", "woken_by")
 
@@ -54,9 +54,9 @@ class WaitingPop(Generic[D]):
         self.places: list[tuple[str, str]] = []  # queue and group; the pop is registered under each
         self.partition: int | None = None  # set: pop only from this partition of its queue
         self.woken_by: str | None = None  # the queue that may have messages; None: any of them
-        self.take: Any = None  # the `Take` that a push may do for the pop; None: it must poll
+        self.take: Take | None = None  # what a push may take for the pop; None: it must poll
         self.claimed = False  # a push takes for it: new messages do not wake it
-        self._parked: asyncio.Future[D | None] | None = None
+        self._parked: asyncio.Future[Taken | None] | None = None
         self._woken = False  # it was woken during its poll
 
     @property
@@ -75,43 +75,43 @@ class WaitingPop(Generic[D]):
             self.woken_by = queue
             self._parked.set_result(None)
 
-    def hand_over(self, delivery: D) -> bool:
-        """End the wait with a delivery. Return False if the pop is not parked any more."""
+    def hand_over(self, taken: Taken) -> bool:
+        """End the wait with what a push took. Return False if the pop is not parked any more."""
         if not self.parked:
             return False
         assert self._parked is not None
-        self._parked.set_result(delivery)
+        self._parked.set_result(taken)
         self.claimed = False
         return True
 
-    async def park(self, seconds: float, unclaimed: Callable[[D], None]) -> D | None:
-        """Wait for a delivery and return it, or None if the pop must poll. If the pop is cancelled
-        in the tick of its delivery, call `unclaimed` with it.
+    async def park(self, seconds: float, give_back: Callable[[Taken], None]) -> Taken | None:
+        """Wait until a push hands over what it took, and return it; None if the pop must poll. If
+        the pop is cancelled in the same tick, call `give_back` with it.
         """
         if self._woken:
             return None
         loop = asyncio.get_running_loop()
-        parked: asyncio.Future[D | None] = loop.create_future()
+        parked: asyncio.Future[Taken | None] = loop.create_future()
         self._parked = parked
         timer = loop.call_later(seconds, self.wake)
         try:
             return await parked
         except asyncio.CancelledError:
-            if not parked.cancelled() and (delivery := parked.result()) is not None:
-                unclaimed(delivery)
+            if not parked.cancelled() and (taken := parked.result()) is not None:
+                give_back(taken)
             raise
         finally:
             timer.cancel()
             self._parked, self.claimed = None, False
 
 
-class WaitingPops(Generic[D]):
+class WaitingPops:
     def __init__(self, database: Database, forget: Callable[[], None]) -> None:
         self._database = database
         self._forget = forget  # clears the cache of queues
         self._broker = os.urandom(6).hex()
         # queue -> group -> pops, oldest first; only queues that have pops
-        self.pops: dict[str, dict[str, dict[WaitingPop[D], None]]] = {}
+        self.pops: dict[str, dict[str, dict[WaitingPop, None]]] = {}
         self.sent = self.heard = 0  # notices to and from other brokers
         self.changes = 0  # counts changes of queues and groups
         self.on_delayed: Callable[[float], object] = lambda _: None  # gets its due time
@@ -149,7 +149,7 @@ class WaitingPops(Generic[D]):
         )
         return dict(islice(((queue, count) for queue, count in counts if count), most))
 
-    def register(self, pop: WaitingPop[D], places: list[tuple[str, str]]) -> None:
+    def register(self, pop: WaitingPop, places: list[tuple[str, str]]) -> None:
         """Register the pop for these queues and groups instead of its previous ones."""
         if pop.places != places:
             self.leave(pop)
@@ -157,7 +157,7 @@ class WaitingPops(Generic[D]):
             for queue, group in places:
                 self.pops.setdefault(queue, {}).setdefault(group, {})[pop] = None
 
-    def leave(self, pop: WaitingPop[D]) -> None:
+    def leave(self, pop: WaitingPop) -> None:
         for queue, group in pop.places:
             groups = self.pops[queue]
             del groups[group][pop]
@@ -167,7 +167,7 @@ class WaitingPops(Generic[D]):
                     del self.pops[queue]
         pop.places = []
 
-    def claim(self, items: Iterable[Item]) -> list[WaitingPop[D]]:
+    def claim(self, items: Iterable[Item]) -> list[WaitingPop]:
         """Claim parked pops that a push of these items can serve: per group, at most one for each
         partition of the items.
         """
@@ -175,7 +175,7 @@ class WaitingPops(Generic[D]):
         for item in items:
             if item.due is None and item.queue in self.pops:
                 partitions.setdefault(item.queue, set()).add(item.partition)
-        claimed: list[WaitingPop[D]] = []
+        claimed: list[WaitingPop] = []
         for queue, names in partitions.items():
             most = min(len(names), MAX_HAND_OFFS - len(claimed))
             for pops in self.pops[queue].values():
@@ -185,7 +185,7 @@ class WaitingPops(Generic[D]):
             pop.claimed = True
         return claimed
 
-    def available(
+    def wake(
         self,
         queue: str,
         partitions: int,
@@ -262,7 +262,7 @@ class WaitingPops(Generic[D]):
             if queue == DELAYED:
                 self.on_delayed(partitions)
             else:
-                self.available(queue, partitions, announce=False)
+                self.wake(queue, partitions, announce=False)
         return None
 
     async def _send(self) -> None:

@@ -30,7 +30,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.io.fs import DISK
-from penstock.io.tasks import cancelled, supervised
+from penstock.io.tasks import RETRY_SECONDS, cancelled, supervised
 from penstock.log.layout import ProducerEntry
 from penstock.log.producers import parse_producer
 from penstock.protocol.names import partition_label, split_label
@@ -47,7 +47,6 @@ COPYING, CLOSING, SHARED, FAILED = "copying", "closing", "shared", "failed"
 SUFFIX = ".move"
 COPY_BYTES = 1 << 20  # of one statement
 ROW_BYTES = 1 << 16  # of one row, unless one batch is larger
-RETRY_SECONDS = 1.0
 
 BEGIN = """
   INSERT INTO shared_logs (topic, partition, incarnation, next_offset, timeline, changed_at, moving)

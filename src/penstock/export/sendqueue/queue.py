@@ -33,10 +33,9 @@ from penstock.export.sendqueue.chunks import ChunkOptions
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.telemetry import Rate, RouteMetrics
-from penstock.io.tasks import cancelled, supervised
+from penstock.io.tasks import RETRY_SECONDS, cancelled, supervised
 
 log = logging.getLogger("penstock.export")
-READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
 ROOM_POLL_SECONDS = 1.0  # between two checks of the disk while a push waits for room
 PUSH_POLL_SECONDS = 5.0
 DEFAULT_SHARE = 0.10  # of memory, for the memory layer, if memory_percent is not set
@@ -301,7 +300,7 @@ class SendQueue:
             block = await self._fast.take()
         except (StorageError, OSError) as error:
             log.error("route %s: the send queue cannot be read, trying again: %s", self.name, error)
-            await self._clock.sleep(READ_RETRY_SECONDS)
+            await self._clock.sleep(RETRY_SECONDS)
             return None
         if block is not None and self._stopping:
             self._fast.give_back(block, attempted=False)

@@ -170,7 +170,7 @@ class ClusterApi:
         """Wake up the pops that wait for a queue, in every process."""
         if not body.queue:
             raise InvalidRequest("queue is required")
-        self._waiting.available(body.queue, 1)
+        self._waiting.wake(body.queue, 1)
         return {"status": "ok"}
 
 
