@@ -33,6 +33,7 @@ from penstock.client import Client, Message
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import ConsumerOptions
 from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.io.tasks import RETRY_SECONDS
 
 QUEUES: dict[str, dict[str, Any]] = {  # with their options
     "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
@@ -63,7 +64,6 @@ FAILURES = (
     *["card declined by the issuer"] * 3,
     "currency 'XXU' is unknown",
 )
-RETRY_SECONDS = 1.0
 UP_SECONDS, DOWN_SECONDS = 40.0, 20.0  # cycle of the route's destination
 REMINDER_SECONDS = 3600  # delay of a reminder
 ANSWER_SECONDS = 5.0  # wait for unanswered requests before the cleanup

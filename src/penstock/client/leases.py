@@ -44,8 +44,6 @@ class LeaseKeeper:
         self._task: asyncio.Task[None] | None = None
         self._extending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self.extended = 0
-        self.lost = 0
 
     def keep(self, messages: Iterable[Received], lease_time: float) -> None:
         """Extend the messages' leases of `lease_time` seconds (0 = not known) until `drop` was
@@ -108,10 +106,9 @@ class LeaseKeeper:
         except PenstockError as error:
             log.warning("a lease could not be extended, will try again: %s", error)
             return
-        if done:
-            self.extended += 1
-        elif self._kept.pop(lease, None) is not None and (lost := set(kept.open) - kept.elsewhere):
-            self.lost += 1
+        if done or self._kept.pop(lease, None) is None:
+            return
+        if lost := set(kept.open) - kept.elsewhere:
             log.warning("a lease was lost with %d messages unanswered", len(lost))
 
     async def extend(self, lease: str, seconds: int, limit: float | None = None) -> bool:

@@ -197,7 +197,7 @@ class StateMetrics:
             *self._of_group.values(),
             *self._of_database.values(),
         ):
-            one.values = {}
+            one.replace({})
 
     async def _fill_queues(self) -> None:
         queues = await self._broker.queues.figures.queues()
@@ -208,7 +208,7 @@ class StateMetrics:
         values = await asyncio.to_thread(self._values, queues, members, waits, unread)
         self._queues.set(len(queues))
         for one, shown in values:
-            one.values = shown
+            one.replace(shown)
 
     def _values(
         self,
@@ -245,7 +245,8 @@ class StateMetrics:
         for one in await self._broker.presence.consumers():
             labels = one.queue, _shown(one.group)
             longest[labels] = max(longest.get(labels, 0.0), one.in_flight_seconds)
-        self._in_flight.values = folded(self._in_flight, longest, self._broker.metrics.max_series)
+        most = self._broker.metrics.max_series
+        self._in_flight.replace(folded(self._in_flight, longest, most))
 
     async def _fill_database(self) -> None:
         began = time.perf_counter()
@@ -257,7 +258,7 @@ class StateMetrics:
         }
         for name, gauge in self._of_database.items():
             gauge.set(figures[name] or 0)
-        self._wal.values = {(): row["wal"]}
+        self._wal.replace({(): row["wal"]})
 
 
 def _shown(group: str) -> str:
