@@ -18,7 +18,7 @@ from penstock.pipeline.sinks.identity import append_once
 from penstock.pipeline.source_columns import REASON
 
 REPORTED = "penstock:dead-letters"
-MAX_COMMITS = 1000  # that are looked through
+MAX_COMMITS = 1000  # searched for records that do not fit
 
 
 def write_dead_letters(
@@ -44,7 +44,7 @@ def write_dead_letters(
 
 
 def _letters(rows: Any, table: LakeTable) -> tuple[list[str], Any]:
-    """The columns that order the rows, and the rows as dead letters."""
+    """Return the columns that order the rows, and the rows as dead letters."""
     origin = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
     letter = f.struct(
         f.col(REASON).alias("reason"),

@@ -165,7 +165,7 @@ export function bars(rows, format = short, title = "") {
   </ul>`;
 }
 
-/** Show the values under the pointer. Called once, for all charts of the page. */
+/** Show the values under the pointer, for all charts of the page. */
 export function followPointer(root, format = short) {
   root.addEventListener("pointermove", (event) => {
     const figure = event.target instanceof Element ? event.target.closest("figure.chart") : null;

@@ -8,7 +8,7 @@ import { loadHistory, ranges } from "./history.js";
 
 const MINUTE = 60_000;
 
-/** The samples of the last minute, for a line beside a figure. */
+/** The samples of the last minute, for a sparkline. */
 function tail(name) {
   const { times, series } = live.history;
   const first = times.findIndex((at) => at > times.at(-1) - MINUTE);
@@ -31,7 +31,7 @@ const TERMS = [
 ];
 const ONLY_SOME = ["dropped", "skipped", "removed", "compacted"]; // shown when there are any
 
-/** Whether what was accepted is all accounted for; null where that cannot be said. */
+/** Return whether everything accepted is accounted for; null if that is not known. */
 const verdict = (agrees) =>
   agrees === null || agrees === undefined
     ? ""
@@ -95,7 +95,7 @@ function database(card) {
 
 const DAY = 86_400;
 
-/** How full the disk is, and when it will be full if the last hours go on. */
+/** How full the disk is, and when it will be full at the rate of the last hours. */
 function space(disk) {
   if (!disk) return "–";
   const left = disk.fullInSeconds;
