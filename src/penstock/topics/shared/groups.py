@@ -52,7 +52,7 @@ class NotCoordinator(Conflict):
 
 @dataclass(slots=True)
 class OffsetRange:
-    """A leased piece of a topic: offsets from `start` up to, not including, `end`."""
+    """A leased range of a topic: offsets from `start` up to, not including, `end`."""
 
     start: int
     end: int
