@@ -44,8 +44,8 @@ from penstock.protocol.record_batch import RECORD_HEADER
 from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import NOT_JSON, Malformed, TcpStatus, UnknownCommand
-from penstock.topics.groups import Groups, OffsetRange
-from penstock.topics.shared.groups import SharedLease
+from penstock.topics.groups import Groups
+from penstock.topics.shared.groups import OffsetRange
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Promise
@@ -475,7 +475,7 @@ def _json(body: Body, kind: type[T]) -> T:
         raise Malformed(str(error)) from None
 
 
-def _remaining_ms(lease: OffsetRange | SharedLease) -> int:
+def _remaining_ms(lease: OffsetRange) -> int:
     return max(0, round((lease.expires - time.monotonic()) * 1000))
 
 
