@@ -47,7 +47,9 @@ COMMIT_BYTES = 64 << 20
 
 
 class Appender(AppendQueue):
-    """`on_commit` is called with the next offset after each commit that readers see."""
+    """The commits of one log. `on_commit` is called with the next offset after each commit that
+    readers see.
+    """
 
     def __init__(
         self, name: str, context: Context, segments: SegmentStore, on_commit: Callable[[int], None]
@@ -67,8 +69,8 @@ class Appender(AppendQueue):
     # Committing
 
     def commit(self) -> None:
-        """Start the next step, or leave it to the end of the running one: a preparation if the
-        segments need it, otherwise a write of the queued appends.
+        """Start the next step: a preparation if the segments need it, otherwise a write of the
+        queued appends. If a step runs, its end starts the next one.
         """
         self._scheduled = False
         special = bool(self._between) or self._rescuing
@@ -102,7 +104,7 @@ class Appender(AppendQueue):
             self._end_step()
 
     def _write(self, entries: list[Entry]) -> None:
-        """Write a commit, in the pool if it waits for an fsync or is large, otherwise here."""
+        """Write a commit: in the pool if it is large or waits for an fsync, otherwise here."""
         try:
             segments = self._segments
             active = segments.active
@@ -206,7 +208,7 @@ class Appender(AppendQueue):
 
     async def between_commits(self, *, roll: bool) -> None:
         """Bring the segments to rest between two commits (`SegmentStore.rest`)."""
-        if self.deleted:  # the directory may be another topic's by now
+        if self.deleted:  # the directory may belong to another topic now
             raise self.gone()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._between.append((future, roll))

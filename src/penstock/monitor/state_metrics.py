@@ -23,7 +23,7 @@ from penstock.topics.store import TopicStore
 log = logging.getLogger("penstock.monitor")
 
 CACHE_SECONDS = 2.0
-MAX_SECONDS = 4.0  # a scrape waits for the database no longer: the rest must come in time
+MAX_SECONDS = 4.0  # longest wait for the database: the other metrics must arrive in time
 DATABASE = sql("database_figures")
 
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueFigures], float]]] = {
@@ -165,8 +165,8 @@ class StateMetrics:
         )
 
     async def fill(self) -> None:
-        """Read the state, unless it was read just now. What does not answer in time is missing from
-        this scrape.
+        """Read the state, unless it was read just now. Figures that do not arrive in time are
+        missing from this scrape.
         """
         if self._filling is None or self._filling.done():
             if time.monotonic() - self._filled_at < CACHE_SECONDS:
@@ -184,7 +184,7 @@ class StateMetrics:
         except PenstockError as error:
             self._clear()
             log.debug("no figures of queues in this scrape: %s", error)
-        except Exception:  # a bug here must not cost the other metrics
+        except Exception:  # a bug here must not hide the other metrics
             self._clear()
             log.exception("the figures of queues could not be read")
         self._filled_at = time.monotonic()
