@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequest, PenstockError, TooLarge
-from penstock.log.aiq.encode import MAX_STRUCT_RECORDS
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.monitor.audit import Record
@@ -63,7 +62,8 @@ FETCH_BYTES = 1 << 20
 FETCH_FLAGS = frames.LENGTHS | frames.TIMES | frames.FORMAT
 MAX_FETCHED_RECORDS = 1 << 16  # if record batches are requested as a raw log
 MAX_WAIT = 60.0  # seconds a request may wait for records
-MIN_TABLE = MAX_STRUCT_RECORDS + 1  # least number of equally long PRODUCEs to append as a table
+# Least number of equally long PRODUCEs to append as a table: 32 take 15 % less CPU than in a list.
+MIN_TABLE = 24
 EMPTY = bytes(16)
 
 
