@@ -18,6 +18,7 @@ import yaml
 
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
+from penstock.errors import ConfigError
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline import runner as runner_module
 from penstock.pipeline.failure import PipelineFailed
@@ -113,6 +114,25 @@ def test_dead_letters_that_cannot_be_written_end_the_command_with_their_name(
     assert report["state"] == "failed"
     assert report["error"].startswith("dead letters of orders: batch 0 of")
     assert not [query for query in spark.streams.active if query.name.startswith(file.name)]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("trigger", ["availableNow", "batch"])
+def test_options_of_a_sink_that_shares_its_step_are_checked_before_the_first_batch(
+    spark, server, tcp, tmp_path, trigger: str
+) -> None:
+    second = "postgres: orders, options: {databas: x}, from: good"
+    file = two_sinks(server, tcp, tmp_path, trigger, second)
+    with pytest.raises(ConfigError, match="a postgres sink has no option 'databas'"):
+        build(spark, file)
+
+
+@pytest.mark.spark
+def test_a_sink_of_a_batch_that_fails_is_named(spark, server, tcp, tmp_path) -> None:
+    file = two_sinks(server, tcp, tmp_path, "batch", "topic: second-{tag}, from: good")
+    file.sinks["first"].view = "bad"
+    with pytest.raises(PipelineFailed, match=r"^sink first: .*seven"):
+        Runner(file, "local[2]").run(spark)
 
 
 def stop_pipeline(url: str, name: str) -> None:
