@@ -34,8 +34,9 @@ def _chain(error: BaseException | None) -> Iterator[str]:
 
 
 def cause(error: BaseException) -> str:
-    """The innermost reason, in a line or two: a task's Python error, or Spark's own message.
-    An error of ours says it already, and may name the query that failed."""
+    """Return the innermost reason, in a line or two: a task's Python error, or Spark's own message.
+    A `PenstockError` says it already, and may name the query that failed.
+    """
     if isinstance(error, PenstockError):
         return str(error)
     text = "\n".join(_chain(error))
