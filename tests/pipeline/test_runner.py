@@ -182,6 +182,25 @@ def test_a_pipeline_reports_while_its_jvm_starts(server, tcp, tmp_path, monkeypa
     assert reports[:6] == ["starting"] * 6
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize("trigger", ["batch", "availableNow"])
+def test_a_pipeline_that_is_stopped_while_its_jvm_starts_begins_nothing(
+    spark, server, tcp, tmp_path, monkeypatch, trigger: str
+) -> None:
+    file = two_sinks(server, tcp, tmp_path, trigger, "topic: second-{tag}, from: good")
+    runner = Runner(file, "local[2]")
+
+    def signalled(*_: Any) -> Any:
+        runner.stop()
+        return spark
+
+    monkeypatch.setattr(runner_module, "build_session", signalled)
+    report = runner.run()
+    assert (report.state, report.rows, report.error) == ("finished", 0, None)
+    with TopicLink(tcp, 20) as link:
+        assert file.sinks["first"].topic not in link.names()
+
+
 WATCH = """
 import sys
 from penstock.cli.pipeline import ShowReports, stop_by_signal

@@ -60,7 +60,9 @@ class Runner:
         try:
             with repeating(self._report, HEARTBEAT_SECONDS):  # a JVM takes its time to start
                 session, built = self._prepare(spark)
-            if self.pipeline.streaming:
+            if self._stop.is_set():
+                log.info("stopped before the first batch")
+            elif self.pipeline.streaming:
                 self._keep_running(session, built.queries)
             else:
                 self._run_batch(built.outputs)
