@@ -40,7 +40,7 @@ def positions(sources: Iterable[Any]) -> list[Position]:
         start, end, latest = (
             _decoded(source[key]) for key in ("startOffset", "endOffset", "latestOffset")
         )
-        result += [_queue(end, latest)] if "xid" in end else _topics(start, end, latest)
+        result += [_queue(start, end, latest)] if "xid" in end else _topics(start, end, latest)
     return result
 
 
@@ -102,10 +102,11 @@ def _next(offset: dict[str, Any], topic: str) -> int | None:
     return int(at["next"]) if isinstance(at, dict) and "next" in at else None
 
 
-def _queue(end: dict[str, Any], latest: dict[str, Any]) -> Position:
+def _queue(start: dict[str, Any], end: dict[str, Any], latest: dict[str, Any]) -> Position:
+    since = f"from {start['xid']} " if start.get("xid", "0") != "0" else "up "
     return Position(
         f"queue {end['queue']}",
-        f"transactions up to {end['xid']}",
+        f"transactions {since}to {end['xid']}",
         latest.get("waiting"),
         "messages",
         at_least=bool(latest.get("more")),

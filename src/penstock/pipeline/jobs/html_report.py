@@ -178,16 +178,6 @@ def _table(table: ReportTable) -> str:
     return f"<section class=wide><h2>{escape(table.title)}</h2>{shown}</section>"
 
 
-def number(value: float | None) -> str:
-    """1,234 as 1,234; 12,345,678 as 12.3 M; 0.0123 as 0.0123."""
-    if value is None:
-        return "–"
-    for limit, one, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / one:.3g} {unit}"
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
-
-
 def size(count: float | None) -> str:
     """Format bytes: 1.5 KiB."""
     if count is None:

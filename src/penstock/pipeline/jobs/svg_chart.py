@@ -106,7 +106,7 @@ class Chart:
     def _y_axis(self) -> str:
         return "".join(
             f'<path class=grid d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short_number(tick)}</text>'
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>'
             for tick, y in zip(self._y_ticks, map(self._y, self._y_ticks), strict=True)
         )
 
@@ -172,9 +172,11 @@ def _coincide(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
     return any(a and b for a, b in itertools.pairwise(same)) or (len(same) < 3 and any(same))
 
 
-def short_number(value: float) -> str:
-    """Format a number for axes: 1.5k, 2M, 0.25."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:g}{unit}"
-    return f"{value:.4g}"
+def number(value: float | None) -> str:
+    """Format a number for people: 1,234 as is, 12,345,678 as 12.3 M."""
+    if value is None:
+        return "–"
+    for limit, one, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / one:.3g} {unit}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"

@@ -10,6 +10,7 @@ from typing import Any
 
 from pyspark.sql import functions as f
 
+from penstock.pipeline.json_schema import dead_letter
 from penstock.pipeline.lake.commits import RUN
 from penstock.pipeline.lake.data_files import DataFile
 from penstock.pipeline.lake.frames import archived_frame
@@ -45,12 +46,8 @@ def write_dead_letters(
 
 def _letters(rows: Any, table: LakeTable) -> tuple[list[str], Any]:
     """Return the columns that order the rows, and the rows as dead letters."""
-    origin = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
-    letter = f.struct(
-        f.col(REASON).alias("reason"),
-        f.lit(f"archive of {table.kind.name} {table.name}").alias("source"),
-        *(f.col(name) for name in origin),
-        f.col("payload").cast("string").alias("payload"),
-    )
+    names = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
+    source = f"archive of {table.kind.name} {table.name}"
+    letter = dead_letter(source, [f.col(name) for name in names], f.col("payload").cast("string"))
     order = ["offset"] if table.kind.name == "topic" else ["partition", "seq"]
-    return order, rows.select(*order, f.to_json(letter).alias("payload"))
+    return order, rows.select(*order, letter)
