@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from penstock import Client, Message, Retry, SyncClient, backoff
 from penstock.errors import InvalidRequest
+from penstock.net.addresses import resource
 from tests.support.wait import eventually
 
 
@@ -157,9 +159,9 @@ async def test_raising_retry_sends_its_reason_and_its_delay(broker, queue):
         assert times[1] - times[0] >= 0.5
 
         async def noted() -> bool:
-            events = await client._brokers.json(dict[str, Any], "GET", *life)
+            events = await asyncio.to_thread(httpx.get, broker.url + resource(*life))
             return any(
-                "why" in str(event) and "patient" in str(event) for event in events["events"]
+                "why" in str(event) and "patient" in str(event) for event in events.json()["events"]
             )
 
         await eventually(noted)

@@ -150,11 +150,15 @@ async def test_a_consumer_may_be_a_plain_function_and_take_batches(broker, queue
         assert await client.pop(queue) == []
 
 
+async def pops_wait(client: Client, count: int) -> bool:
+    return (await client.status()).waiting_pops == count
+
+
 async def test_stopping_a_consumer_does_not_wait_for_its_long_poll(broker, queue):
     async with Client(broker.url) as client:
-        consumer = client.consumer(queue, concurrency=4)(lambda message: None)
+        client.consumer(queue, concurrency=4)(lambda message: None)
         running = asyncio.create_task(client.run())
-        await eventually(lambda: len(consumer._polls) == 4)
+        await eventually(lambda: pops_wait(client, 4))
         async with asyncio.timeout(20):
             client.stop()
             await running
@@ -163,7 +167,7 @@ async def test_stopping_a_consumer_does_not_wait_for_its_long_poll(broker, queue
 async def test_the_answer_to_the_last_message_is_stored_while_the_next_pop_waits(broker, queue):
     async with Client(broker.url) as client:
         await client.push(queue, 1)
-        consumer = client.consumer(f"{queue}@g")(lambda message: None)
+        client.consumer(f"{queue}@g")(lambda message: None)
         running = asyncio.create_task(client.run())
 
         async def done() -> bool:
@@ -171,7 +175,7 @@ async def test_the_answer_to_the_last_message_is_stored_while_the_next_pop_waits
                     if row.queue == queue] == [(1, 0)]  # fmt: skip
 
         await eventually(done)
-        assert len(consumer._polls) == 1
+        await eventually(lambda: pops_wait(client, 1))
         client.stop()
         await running
         assert await client.pop(f"{queue}@g") == []
@@ -290,10 +294,13 @@ async def test_a_consumer_fetches_ahead_and_gives_back_what_it_did_not_begin(bro
             begun.append(payload)
             await go_on.wait()
 
+        async def two_leased() -> bool:
+            return (await client.admin.describe(queue)).leased == 2
+
         running = asyncio.create_task(client.run())
         await eventually(lambda: begun)
         # the one it handles and the one it has ready
-        await eventually(lambda: len(client._leases._kept) == 2)
+        await eventually(two_leased)
         client.stop()
         go_on.set()
         await running

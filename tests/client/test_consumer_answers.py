@@ -9,7 +9,7 @@ import pytest
 
 from penstock import Client, Message
 from penstock.client import DeadLetter
-from penstock.wire.http.messages import Request, Response, json_response
+from penstock.wire.http.messages import Request, Response, error_response, json_response
 from penstock.wire.http.routes import HttpRoute
 from tests.client.scripted import Stocked, raising
 from tests.support.http import serving
@@ -154,11 +154,19 @@ async def test_the_answer_travels_with_the_next_pop_and_alone_when_that_fails(br
 
 async def test_a_broker_that_takes_no_acks_with_a_pop_is_asked_for_that_once() -> None:
     broker = Stocked(*range(3))
-    async with serving(*broker.routes) as server, Client(server.url) as client:
+    asked = 0
+
+    def refuse(_: Request) -> Response:
+        nonlocal asked
+        asked += 1
+        return error_response(405, "Method not allowed")
+
+    together = HttpRoute("POST", "/api/v1/pop/queue/{queue}", refuse)
+    async with serving(*broker.routes, together) as server, Client(server.url) as client:
         client.consumer("q")(lambda message: None)
         running = asyncio.create_task(client.run())
         await eventually(lambda: len(broker.acks) == 3)
-        assert client._separate_acks
+        assert asked == 1
         client.stop()
         await running
         assert broker.answers == dict.fromkeys("012", "completed")

@@ -1,11 +1,13 @@
 """What an operator asks the client for: typed answers of a real broker."""
 
+import socket
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from penstock import Client, SyncClient
-from penstock.errors import InvalidRequest, NotFound
+from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.types import QueueOptions
 from tests.support.wait import eventually
 
@@ -125,11 +127,18 @@ async def test_schedules_and_routes_by_their_names(broker, queue):
 
 
 def test_a_client_by_the_environment_alone(broker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PENSTOCK_TIMEOUT", "0.2")
+    monkeypatch.setenv("PENSTOCK_RETRY_FOR", "0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PENSTOCK_URL", "http://{}:{}".format(*silent.getsockname()))
+        began = time.monotonic()
+        with SyncClient.from_env() as client, pytest.raises(Unavailable):
+            client.push("q", 1)
+        assert time.monotonic() - began < 10
     monkeypatch.setenv("PENSTOCK_URL", broker.url)
     monkeypatch.setenv("PENSTOCK_TIMEOUT", "7")
     monkeypatch.setenv("PENSTOCK_RETRY_FOR", "3")
     with SyncClient.from_env() as client:
-        assert (client._async._brokers.timeout, client._async._brokers.retry_for) == (7, 3)
         assert client.status().version
         assert client.routes.list() is not None
         assert client.schedules.list() is not None

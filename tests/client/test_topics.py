@@ -26,6 +26,7 @@ from penstock.net.addresses import parse_addresses
 from penstock.net.retry import Backoff
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
+from tests.support.ports import free_port
 from tests.support.served import Served, serving, serving_in_thread
 from tests.support.wait import eventually
 
@@ -78,6 +79,10 @@ class Proxy:
                     writer.write(data)
                     await writer.drain()
         writer.close()
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._pairs)
 
     def cut(self) -> None:
         pairs, self._pairs = self._pairs, set()
@@ -148,14 +153,18 @@ async def test_a_full_buffer_holds_the_sender_back_until_the_broker_answers(tmp_
             proxy.swallow_answers = True
             producer = through.topic("a").producer(buffer_bytes=10_000, max_batch_bytes=1000)
 
+            sent = 0
+
             async def send_all() -> None:
+                nonlocal sent
                 for _ in range(100):
                     await producer.send(b"x" * 1000)
+                    sent += 1
 
             sending = asyncio.ensure_future(send_all())
-            await eventually(lambda: bool(producer._room))
-            assert not sending.done()
-            assert producer._buffered <= 12_000
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(sending), 0.2)
+            assert 5 <= sent <= 12
             proxy.swallow_answers = False
             proxy.cut()
             await sending
@@ -175,7 +184,7 @@ async def test_connections_cut_at_any_moment_neither_lose_nor_repeat_a_record(
                 for place, payload in enumerate(payloads):
                     await producer.send(payload)
                     if place % 500 == 250:
-                        await eventually(lambda: proxy._pairs)
+                        await eventually(lambda: proxy.connected)
                         await asyncio.sleep(place / 1e6)
                         proxy.cut()
                 await producer.flush()
@@ -225,6 +234,40 @@ async def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None
             await producer.close()
         with pytest.raises(Unavailable):
             await delivery
+
+
+@contextlib.asynccontextmanager
+async def speaking_http() -> AsyncIterator[str]:
+    """A web server, whose answer "HTTP/1.1" read as our frame is 1.4 GB long."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def test_a_port_with_another_protocol_is_reported_as_such() -> None:
+    async with speaking_http() as address:
+        async with Client(topics=address, timeout=0.5) as client:
+            with pytest.raises(Unavailable, match="does not speak Penstock's TCP protocol"):
+                await client.topic("t").info()
+        with pytest.raises(InvalidRequest, match="does not speak Penstock's TCP protocol"):
+            await asyncio.to_thread(append_blocking, address)
+
+
+async def test_a_wait_for_the_first_connection_is_logged_when_it_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Client(topics=f"127.0.0.1:{free_port()}", timeout=30.0) as client:
+        asking = asyncio.create_task(client.topic("t").info())
+        await eventually(lambda: any("waits for the broker" in line for line in caplog.messages))
+        assert not asking.done()
+        asking.cancel()
 
 
 def append_blocking(address: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -255,6 +256,39 @@ async def test_a_local_topic_moves_with_its_offsets_groups_and_producers(
         await client.admin.move_topic(topic)  # it is there already
 
 
+async def lock(connection: asyncpg.Connection, sql: str) -> Transaction:
+    transaction = connection.transaction()
+    await transaction.start()
+    await connection.execute(sql)
+    return transaction
+
+
+async def waiting_process(
+    watcher: asyncpg.Connection, statement: str, by: str, count: int = 1
+) -> int:
+    """Return the process that waits for a lock in a statement, when so many do."""
+
+    async def enough() -> int | None:
+        rows = await watcher.fetch(
+            """SELECT pid FROM pg_stat_activity WHERE datname = current_database()
+                  AND (wait_event = 'relation') = $2 AND wait_event_type = 'Lock'
+                  AND position($1 IN query) > 0""",
+            *(statement, by == "table"),
+        )
+        return rows[0]["pid"] if len(rows) == count else None
+
+    return int(await eventually(enough))
+
+
+async def assert_refused_while_closing(url: str, topic: str) -> None:
+    for method, address, body in (
+        ("POST", f"{url}/topics/{topic}/produce", {"payloads": ["no"]}),
+        ("DELETE", f"{url}/topics/{topic}", None),
+    ):
+        refused = await asyncio.to_thread(httpx.request, method, address, json=body)
+        assert refused.status_code == 503, refused.text
+
+
 async def test_a_move_continues_after_kills_in_each_of_its_states(
     postgres: EmbeddedPostgres, tmp_path: Path, topic: str
 ) -> None:
@@ -268,27 +302,7 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
         await asyncpg.connect(url, server_settings={"search_path": "penstock"}) for _ in range(3)
     ]
     watcher, for_table, for_row = connections
-
-    async def lock(connection: asyncpg.Connection, sql: str) -> Transaction:
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute(sql)
-        return transaction
-
-    async def stopped(statement: str, by: str, count: int = 1) -> int:
-        """Return the process that waits in a statement, when so many do."""
-
-        async def enough() -> int | None:
-            rows = await watcher.fetch(
-                """SELECT pid FROM pg_stat_activity WHERE datname = current_database()
-                      AND (wait_event = 'relation') = $2 AND wait_event_type = 'Lock'
-                      AND position($1 IN query) > 0""",
-                *(statement, by == "table"),
-            )
-            return rows[0]["pid"] if len(rows) == count else None
-
-        return int(await eventually(enough))
-
+    stopped = partial(waiting_process, watcher)
     row = "SELECT FROM shared_logs FOR UPDATE"
     copy, switch = "next_offset = $3", "moving = false"
     try:
@@ -320,13 +334,7 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
         await watcher.execute("SELECT pg_terminate_backend($1)", before_switch)
         await asyncio.to_thread(broker.start)
         await stopped(switch, "table")
-        produce = f"{broker.url}/topics/{topic}/produce"
-        for method, address, body in (
-            ("POST", produce, {"payloads": ["no"]}),
-            ("DELETE", f"{broker.url}/topics/{topic}", None),
-        ):
-            refused = await asyncio.to_thread(httpx.request, method, address, json=body)
-            assert refused.status_code == 503, refused.text
+        await assert_refused_while_closing(broker.url, topic)
         row_lock = await lock(for_row, row)
         await table_lock.commit()
         await stopped(switch, "row")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -478,7 +479,7 @@ async def test_a_route_made_over_the_api_is_there_after_a_restart_and_goes_when_
             route = running.get("made")
             assert route.paused == "for the test"
             assert route.queue.count == 1
-            with pytest.raises(Conflict, match="still holds 1 records"):
+            with pytest.raises(Conflict, match="still has 1 records"):
                 await running.delete("made")
             with pytest.raises(Conflict, match="part of the configuration"):
                 await running.delete("fixed")
@@ -618,107 +619,121 @@ def _pool() -> Any:
     return POOL
 
 
-async def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(tmp_path: Path):
+class RandomFaults:
+    """What a destination answers: a fault at random, and a refusal of poison each time."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        faults = dict.fromkeys(("500", "429", "reset", "lost", "slow"), 1.0)
+        self._weights = {"200": 10.0, "hang": 0.1, **faults}
+        self.poison: set[int] = set()
+
+    def answer(self, ids: list[int], _: int) -> Any:
+        if self.poison & set(ids):
+            return 422
+        if len(ids) > 8:
+            return 413
+        choice = self._random.choices(list(self._weights), list(self._weights.values()))[0]
+        if choice == "429":
+            return 429, {"Retry-After": "0.01"}
+        if choice == "slow":
+            return asyncio.sleep(0.02, 200)
+        faults = {"500": 503, "reset": RESET, "lost": TAKE_AND_RESET, "hang": HANG}
+        return faults.get(choice, 200)
+
+    def end(self) -> None:
+        self._weights = {"200": 10.0, "slow": 1.0}
+
+
+def random_route(url: str, random: Random) -> dict[str, Any]:
+    policy = random.choice(["always", "interval"])
+    workers = random.choice([1, 3])
+    return http_route(
+        url,
+        target={"timeout": "2s", "compression": random.choice(["none", "zstd"])},
+        batch={"records": 12},
+        workers=workers,
+        fsync=policy,
+        inmemory_blocks=random.choice([2, 1000]),
+        chunk_size=random.choice([5000, 1 << 20]),
+        circuit_breaker={"threshold": 3, "reset_timeout": "20ms"},
+        drain_order=random.choice(["fifo", "fifo", "newest_first", "mixed"]),
+        pipeline_split={
+            "enabled": random.random() < 0.3,
+            "preparer_count": 1,
+            "sender_count": 1,
+        },
+    )
+
+
+def batch_of(received: Any) -> str:
+    return str(received.key.split("-")[1])
+
+
+def assert_a_record_is_always_of_the_same_batch(ledger: list[Any]) -> None:
+    by_record: dict[int, set[str]] = {}
+    for received in ledger:
+        for each in received.ids:
+            by_record.setdefault(each, set()).add(batch_of(received))
+    assert all(len(batches) == 1 for batches in by_record.values())
+
+
+def batches_answered_and_sent_again(ledger: list[Any]) -> int:
+    sent = Counter(received.key for received in ledger)
+    return len({batch_of(one) for one in ledger if one.answered and sent[one.key] > 1})
+
+
+async def push_and_kill(
+    directory: Path, spec: dict[str, Any], random: Random, poison: set[int]
+) -> tuple[int, int]:
+    """Run the route four times, with pushes, until a stop or a kill. Return how many records were
+    accepted, and how many batches were leased at the end of a run.
+    """
+    accepted = leased_at_end = 0
+    for _ in range(4):
+        async with exports(directory, {"r": spec}) as running:
+            route = running.get("r")
+            for _ in range(random.randint(1, 5)):
+                count = random.randint(1, 40)
+                numbers = list(range(accepted, accepted + count))
+                poison.update(number for number in numbers if random.random() < 0.02)
+                await route.push([record(number) for number in numbers])
+                accepted += count
+                await asyncio.sleep(random.random() * 0.05)
+                assert_balanced(route)
+            # A batch that was cut and came back may be half delivered: it counts like a leased one.
+            leased_at_end += route.queue.leased + len(route.queue._fast._returned)
+            if random.random() < 0.6:
+                await kill(running)
+    return accepted, leased_at_end
+
+
+@pytest.mark.parametrize("seed", range(pick(short=2, usual=5, soak=60)))
+async def test_any_sequence_of_faults_restarts_and_kills_delivers_everything(
+    tmp_path: Path, seed: int
+) -> None:
     """The ledger: every accepted record at least once, duplicates only of what was leased at a kill
     or whose answer was lost, under the same key, poison alone in the dead letters, books balanced.
     """
-
-    async def course(seed: int) -> None:
-        random = Random(seed)
-        weights = {"200": 10, "500": 1, "429": 1, "reset": 1, "lost": 1, "hang": 0.1, "slow": 1}
-        poison: set[int] = set()
-
-        def rule(ids: list[int], number: int) -> Any:
-            if poison & set(ids):
-                return 422
-            if len(ids) > 8:
-                return 413
-            choice = random.choices(list(weights), list(weights.values()))[0]
-            if choice == "429":
-                return 429, {"Retry-After": "0.01"}
-            if choice == "slow":
-                return asyncio.sleep(0.02, 200)
-            return {"500": 503, "reset": RESET, "lost": TAKE_AND_RESET, "hang": HANG}.get(
-                choice, 200
-            )
-
-        policy = random.choice(["always", "interval"])
-        workers = random.choice([1, 3])
-        async with ScriptedDestination(rule) as destination:
-            spec = http_route(
-                destination.url,
-                target={"timeout": "2s", "compression": random.choice(["none", "zstd"])},
-                batch={"records": 12},
-                workers=workers,
-                fsync=policy,
-                inmemory_blocks=random.choice([2, 1000]),
-                chunk_size=random.choice([5000, 1 << 20]),
-                circuit_breaker={"threshold": 3, "reset_timeout": "20ms"},
-                drain_order=random.choice(["fifo", "fifo", "newest_first", "mixed"]),
-                pipeline_split={
-                    "enabled": random.random() < 0.3,
-                    "preparer_count": 1,
-                    "sender_count": 1,
-                },
-            )
-            accepted, ids = set(), 0
-            leased_at_end = 0
-            for _ in range(4):
-                async with exports(tmp_path / str(seed), {"r": spec}) as running:
-                    route = running.get("r")
-                    for _ in range(random.randint(1, 5)):
-                        count = random.randint(1, 40)
-                        numbers = list(range(ids, ids + count))
-                        ids += count
-                        poison.update(number for number in numbers if random.random() < 0.02)
-                        await route.push([record(number) for number in numbers])
-                        accepted.update(numbers)
-                        await asyncio.sleep(random.random() * 0.05)
-                        assert_balanced(route)
-                    # A batch that was cut and came back may be half delivered: it counts like a
-                    # leased one.
-                    leased_at_end += route.queue.leased + len(route.queue._fast._returned)
-                    if random.random() < 0.6:
-                        await kill(running)
-            weights.update({"500": 0, "429": 0, "reset": 0, "lost": 0, "hang": 0})
-            async with exports(tmp_path / str(seed), {"r": spec}) as running:
-                route = running.get("r")
-                await delivered(route)
-                assert_balanced(route)
-                result = books(route)
-                letters = [
-                    json.loads(letter.record)["id"] for letter in await route.letters(0, 10_000)
-                ]
-            assert sorted(letters) == sorted(poison), seed
-            assert set(destination.ids) == accepted - poison, seed
-            assert result["accepted"] == len(accepted)
-            assert result["delivered"] == len(accepted) - len(poison)
-            by_record: dict[int, set[str]] = {}
-            for received in destination.ledger:
-                for each in received.ids:
-                    by_record.setdefault(each, set()).add(received.key.split("-")[1])
-            assert all(len(keys) == 1 for keys in by_record.values()), (
-                "a record is always of the same batch"
-            )
-            per_key: dict[str, int] = {}
-            for received in destination.ledger:
-                per_key[received.key] = per_key.get(received.key, 0) + 1
-            answered_twice: dict[str, int] = {}
-            for received in destination.ledger:
-                if received.answered:
-                    batch = received.key.split("-")[1]
-                    answered_twice[batch] = answered_twice.get(batch, 0) + (
-                        per_key[received.key] > 1
-                    )
-            lost_answers = len(
-                {
-                    received.key.split("-")[1]
-                    for received in destination.ledger
-                    if not received.answered
-                }
-            )
-            doubled = sum(1 for count in answered_twice.values() if count)
-            assert doubled <= leased_at_end + lost_answers, seed
-
-    for seed in range(pick(short=2, usual=5, soak=60)):
-        await course(seed)
+    random = Random(seed)
+    faults = RandomFaults(random)
+    async with ScriptedDestination(faults.answer) as destination:
+        spec = random_route(destination.url, random)
+        count, leased_at_end = await push_and_kill(tmp_path, spec, random, faults.poison)
+        faults.end()
+        async with exports(tmp_path, {"r": spec}) as running:
+            route = running.get("r")
+            await delivered(route)
+            assert_balanced(route)
+            result = books(route)
+            letters = await route.letters(0, 10_000)
+    dead = [json.loads(letter.record)["id"] for letter in letters]
+    accepted, poison = set(range(count)), faults.poison
+    assert sorted(dead) == sorted(poison)
+    assert set(destination.ids) == accepted - poison
+    assert result["accepted"] == count
+    assert result["delivered"] == count - len(poison)
+    assert_a_record_is_always_of_the_same_batch(destination.ledger)
+    lost_answers = len({batch_of(one) for one in destination.ledger if not one.answered})
+    doubled = batches_answered_and_sent_again(destination.ledger)
+    assert doubled <= leased_at_end + lost_answers

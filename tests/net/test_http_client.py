@@ -280,13 +280,17 @@ async def test_garbage_and_oversized_answers_are_errors():
 
 
 async def test_closing_fails_requests_under_way_and_refuses_new_ones():
+    asked = asyncio.Event()
+
     async def serve(reader, writer):
+        await read_request(reader)
+        asked.set()
         await reader.read()
 
     async with server(serve) as (url, _):
         client = HttpClient(url)
         pending = asyncio.ensure_future(client.request("GET", "/"))
-        await eventually(lambda: client._busy)
+        await asked.wait()
         await client.close()
         with pytest.raises(Unavailable):
             await pending

@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -74,51 +75,78 @@ def append(tcp: str, topic: str, payloads: list[bytes]) -> None:
         link.append(frames.produce_batch(topic, payloads))
 
 
-@pytest.mark.spark
-def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_job_dies(
-    server, tcp, spark, monkeypatch, tmp_path
-) -> None:
+@dataclass(frozen=True)
+class Place:
+    """A topic with four sealed segments of 60 records and an active one of 10."""
+
+    topic: str
+    broker: str
+    url: str
+    before: list[tuple[int, bytes]]
+
+    @property
+    def sealed(self) -> list[tuple[int, bytes]]:
+        return self.before[:240]
+
+    @property
+    def active(self) -> list[tuple[int, bytes]]:
+        return self.before[240:]
+
+    def records(self) -> list[tuple[int, bytes]]:
+        return records(self.broker, self.topic)
+
+    def options(self, **more: Any) -> CompactOptions:
+        where = {"topic": self.topic, "broker": self.broker, "url": self.url}
+        return CompactOptions(**where, in_place=True, **KEY, **more)
+
+    def describe(self) -> Any:
+        return call(f"{self.url}/topics/{self.topic}")
+
+    def set_policy(self) -> Any:
+        words = ["policy", self.topic, "compact", "--broker", self.broker, "--url", self.url]
+        return CliRunner().invoke(topic_commands.commands, words)
+
+
+@pytest.fixture
+def place(server, tcp) -> Place:
     topic, random = f"place-{uuid.uuid4().hex[:8]}", Random(7)
-    where = {"topic": topic, "broker": tcp, "url": server.url, "in_place": True, **KEY}
-    written: list[bytes] = []
-    for _ in range(4):
-        payloads = history(random, 60, len(written))
-        append(tcp, topic, payloads)
+    for begin in range(0, 240, 60):
+        append(tcp, topic, history(random, 60, begin))
         call(f"{server.url}/topics/{topic}/roll", "POST")
-        written += payloads
-    append(tcp, topic, history(random, 10, len(written)))
-    before = records(tcp, topic)
-    sealed, active = before[:240], before[240:]
+    append(tcp, topic, history(random, 10, 240))
+    return Place(topic, tcp, server.url, records(tcp, topic))
+
+
+@pytest.mark.spark
+def test_a_topic_is_compacted_in_place_only_with_the_policy_compact(spark, place) -> None:
     with pytest.raises(Conflict, match="penstock topic policy place-"):
-        compact(spark, CompactOptions(**where))
-    runner = CliRunner()
-    set_it = runner.invoke(
-        topic_commands.commands, ["policy", topic, "compact", "--broker", tcp, "--url", server.url]
-    )
+        compact(spark, place.options())
+    set_it = place.set_policy()
     assert (set_it.exit_code, set_it.stdout) == (0, "compact\n")
 
-    options = [
-        "--topic",
-        topic,
-        "--key",
-        "$.id",
-        "--tombstone",
-        "$.deleted",
-        "--in-place",
-        "--broker",
-        tcp,
-    ]
-    dry = runner.invoke(
-        pipeline_commands.commands, ["run", "compact", *options, "--url", server.url, "--dry-run"]
+
+@pytest.mark.spark
+def test_a_dry_run_of_a_compaction_in_place_counts_and_changes_nothing(spark, place) -> None:
+    place.set_policy()
+    options = ["--topic", place.topic, "--key", "$.id", "--tombstone", "$.deleted", "--in-place"]
+    where = ["--broker", place.broker, "--url", place.url]
+    dry = CliRunner().invoke(
+        pipeline_commands.commands, ["run", "compact", *options, *where, "--dry-run"]
     )
     counts = json.loads(dry.stdout.splitlines()[-1])
-    odd = [payload for _, payload in sealed if key_of(payload) is None]
-    kept = expected(sealed, tombstones=True)  # they are not a day old
+    odd = [payload for _, payload in place.sealed if key_of(payload) is None]
+    kept = expected(place.sealed, tombstones=True)  # they are not a day old
     assert (counts["records_before"], counts["records"]) == (240, len(kept))
     assert (counts["keyless"], counts["executed"], counts["tombstones"]) == (len(odd), False, 0)
     assert 0 < counts["broken"] < counts["keyless"]
-    assert records(tcp, topic) == before
+    assert place.records() == place.before
 
+
+@pytest.mark.spark
+def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_job_dies(
+    spark, place, monkeypatch
+) -> None:
+    place.set_policy()
     real, swaps = compact_in_place._swap, []
 
     def dies(*given: Any) -> Any:
@@ -130,33 +158,46 @@ def test_a_topic_is_compacted_in_place_to_the_latest_of_each_key_wherever_the_jo
     with monkeypatch.context() as patch:
         patch.setattr(compact_in_place, "_swap", dies)
         with pytest.raises(KeyboardInterrupt):
-            compact(spark, CompactOptions(**where, segment_bytes=1000))
-    halfway = records(tcp, topic)
-    assert expected(halfway, tombstones=False) == expected(before, tombstones=False)
-    assert len(halfway) < len(before)
-    done = compact(spark, CompactOptions(**where, segment_bytes=1000, tombstone_seconds=-3600.0))
-    left = expected(sealed, tombstones=False) + (kept[-1:] if b"deleted" in kept[-1][1] else [])
-    assert records(tcp, topic) == left + active
+            compact(spark, place.options(segment_bytes=1000))
+    halfway = place.records()
+    assert expected(halfway, tombstones=False) == expected(place.before, tombstones=False)
+    assert len(halfway) < len(place.before)
+    done = compact(spark, place.options(segment_bytes=1000, tombstone_seconds=-3600.0))
+    kept = expected(place.sealed, tombstones=True)
+    left = expected(place.sealed, tombstones=False)
+    left += kept[-1:] if b"deleted" in kept[-1][1] else []
+    assert place.records() == left + place.active
     assert done.tombstones == sum(b"deleted" in payload for _, payload in kept[:-1])
     assert done.records == len(left)
     assert done.bytes_saved > 0
-    described = call(f"{server.url}/topics/{topic}")
+    described = place.describe()
     assert (described["first_offset"], described["next_offset"]) == (0, 250)
-    assert described["records"] == len(left) + len(active)
+    assert described["records"] == len(left) + len(place.active)
 
-    append(tcp, topic, [b'{"id": 1, "n": "new"}'])
-    rolled = compact(spark, CompactOptions(**where, roll=True))
-    everything = expected(left + active, tombstones=True)
-    assert (rolled.end, rolled.records) == (251, len(records(tcp, topic)))
-    assert records(tcp, topic)[-1] == (250, b'{"id": 1, "n": "new"}')
-    assert len(records(tcp, topic)) <= len(everything) + 1
-    segments = call(f"{server.url}/topics/{topic}")["segments"]
-    assert [segment["compacted"] for segment in segments] == [True, False]
+
+@pytest.mark.spark
+def test_a_compaction_in_place_may_seal_the_active_segment_first(spark, place) -> None:
+    place.set_policy()
+    compact(spark, place.options())
+    everything = expected(place.records(), tombstones=True)
+    append(place.broker, place.topic, [b'{"id": 1, "n": "new"}'])
+    rolled = compact(spark, place.options(roll=True))
+    left = place.records()
+    assert (rolled.end, rolled.records) == (251, len(left))
+    assert left[-1] == (250, b'{"id": 1, "n": "new"}')
+    assert len(left) <= len(everything) + 1
+    assert [segment["compacted"] for segment in place.describe()["segments"]] == [True, False]
+
+
+@pytest.mark.spark
+def test_a_compaction_in_place_removes_no_record_that_was_not_read(
+    spark, place, monkeypatch
+) -> None:
+    place.set_policy()
     monkeypatch.setattr(compact_in_place, "_plan", lambda *_: Kept({}))
     with pytest.raises(Conflict, match=r"0 records were read where its segments have \d+"):
-        # What was not read is not judged, and must not be removed.
-        compact(spark, CompactOptions(**where))
-    assert len(records(tcp, topic)) == rolled.records
+        compact(spark, place.options())
+    assert place.records() == place.before
 
 
 @pytest.mark.spark

@@ -7,8 +7,10 @@ import sys
 import threading
 import urllib.request
 import uuid
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -822,91 +824,127 @@ url: {url}
 """
 
 
-@pytest.mark.spark
-def test_validation_by_spark_says_what_a_run_says(
-    server, tcp, spark, tmp_path, monkeypatch
-) -> None:
+@pytest.fixture
+def stream(server, tcp, tmp_path) -> Callable[..., str]:
+    """Make a pipeline file that reads a topic with one record. `SINK` in a sink is a name."""
     tag = uuid.uuid4().hex[:8]
     with TopicLink(tcp, 20) as link:
         link.append(
             frames.produce_batch(f"v-{tag}", [b'{"id": 1, "v": 2, "at": "2026-01-01T00:00:00Z"}'])
         )
-    topic, queue = f"topic: o-{tag}", f"queue: o-{tag}"
-    cases = [
+
+    def make(sql: str, sink: str = "topic: SINK") -> str:
+        return STREAM.format(
+            sql=sql,
+            sink=sink.replace("SINK", f"o-{tag}"),
+            tag=tag,
+            directory=tmp_path,
+            number=uuid.uuid4().hex[:8],
+            tcp=tcp,
+            url=server.url,
+        )
+
+    return make
+
+
+TOPIC_SINK, QUEUE_SINK = "topic: SINK", "queue: SINK"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("sql", "sink", "text"),
+    [
         (
             "SELECT id FROM orders WHERE id > (SELECT max(id) FROM orders)",
-            topic,
+            TOPIC_SINK,
             "Streaming query is not allowed",
         ),
         (
             "SELECT id FROM orders UNION SELECT v FROM orders",
-            f"{topic}, orderBy: [id]",
+            f"{TOPIC_SINK}, orderBy: [id]",
             "without watermark",
         ),
-        ("SELECT id FROM orders ORDER BY id", topic, "Sorting is not supported|in no fixed order"),
+        (
+            "SELECT id FROM orders ORDER BY id",
+            TOPIC_SINK,
+            "Sorting is not supported|in no fixed order",
+        ),
         (
             "SELECT id, row_number() OVER (PARTITION BY v ORDER BY id) AS n FROM orders",
-            topic,
+            TOPIC_SINK,
             "NON_TIME_WINDOW|no fixed",
         ),
-        ("SELECT nofunction(id) AS n FROM orders", topic, r"step made: \[UNRESOLVED_ROUTINE\]"),
-        ("SELECT id, rand() AS r, uuid() AS u FROM orders", topic, r"and rand\(\), uuid\(\) would"),
+        (
+            "SELECT nofunction(id) AS n FROM orders",
+            TOPIC_SINK,
+            r"step made: \[UNRESOLVED_ROUTINE\]",
+        ),
+        (
+            "SELECT id, rand() AS r, uuid() AS u FROM orders",
+            TOPIC_SINK,
+            r"and rand\(\), uuid\(\) would",
+        ),
         (
             "SELECT id, current_timestamp() AS now FROM orders",
-            topic,
+            TOPIC_SINK,
             r"and current_timestamp\(\) would",
         ),
-        ("SELECT id FROM orders WHERE at > now()", queue, r"and now\(\) would"),
-        ("SELECT id, v AS id FROM orders", topic, "two columns are named 'id'"),
-        ("SELECT id AS payload FROM orders", queue, "needs a column payload, binary or string"),
-        ("SELECT id AS payload FROM orders", topic, "needs a column payload, binary or string"),
-        ("SELECT id AS partition, v FROM orders", queue, "the column partition must be a string"),
-    ]
-    for number, (sql, sink, text) in enumerate(cases):
-        given = STREAM.format(
-            sql=sql, sink=sink, tag=tag, directory=tmp_path, number=number, tcp=tcp, url=server.url
-        )
-        with pytest.raises(ConfigError, match=text):
-            query_builder.build(spark, parse(given))
-        with pytest.raises(PenstockError, match=text):
-            Runner(parse(given), "local[2]").run(spark)
-    given = STREAM.format(
-        sql="SELECT id FROM orders",
-        sink=topic,
-        tag=tag,
-        directory=tmp_path,
-        number=99,
-        tcp=tcp,
-        url=server.url,
-    )
+        ("SELECT id FROM orders WHERE at > now()", QUEUE_SINK, r"and now\(\) would"),
+        ("SELECT id, v AS id FROM orders", TOPIC_SINK, "two columns are named 'id'"),
+        (
+            "SELECT id AS payload FROM orders",
+            QUEUE_SINK,
+            "needs a column payload, binary or string",
+        ),
+        (
+            "SELECT id AS payload FROM orders",
+            TOPIC_SINK,
+            "needs a column payload, binary or string",
+        ),
+        (
+            "SELECT id AS partition, v FROM orders",
+            QUEUE_SINK,
+            "the column partition must be a string",
+        ),
+    ],
+)
+def test_validation_by_spark_says_what_a_run_says(spark, stream, sql, sink, text) -> None:
+    given = stream(sql, sink)
+    with pytest.raises(ConfigError, match=text):
+        query_builder.build(spark, parse(given))
+    with pytest.raises(PenstockError, match=text):
+        Runner(parse(given), "local[2]").run(spark)
+
+
+@pytest.mark.spark
+def test_validation_by_spark_returns_the_columns_of_the_sink(spark, stream, tmp_path) -> None:
+    given = stream("SELECT id FROM orders")
     late = given.replace("format: json", "watermark: {id: 1 minute}, format: json")
     with pytest.raises(
         ConfigError, match=r"source orders: watermark: .*EVENT_TIME_IS_NOT_ON_TIMESTAMP"
     ):
         query_builder.build(spark, parse(late))
     assert query_builder.build(spark, parse(given)).columns == ["id"]
-    to_files = given.replace(topic, f"parquet: {tmp_path}/files").replace(
-        "SELECT id", "SELECT rand() AS r, id"
-    )
-    assert query_builder.build(spark, parse(to_files)).columns == [
-        "r",
-        "id",
-    ]  # files of a batch are replaced as a whole
+    # Files of a batch are replaced as a whole.
+    to_files = stream("SELECT rand() AS r, id FROM orders", f"parquet: {tmp_path}/files")
+    assert query_builder.build(spark, parse(to_files)).columns == ["r", "id"]
 
+
+@pytest.mark.spark
+def test_the_command_validates_with_spark_and_says_when_it_is_not_there(
+    spark, stream, tmp_path, monkeypatch
+) -> None:
     file = tmp_path / "p.yaml"
-    file.write_text(given)
-    run = CliRunner().invoke
-    output = run(app, ["pipeline", "validate", str(file)])
-    assert output.output.split("\n")[0].endswith("is fine; the sink gets id"), output.output
-    assert "without Spark" not in output.output
+    file.write_text(stream("SELECT id FROM orders"))
+    validate = partial(CliRunner().invoke, app, ["pipeline", "validate", str(file)])
+    output = validate().output
+    assert output.split("\n")[0].endswith("is fine; the sink gets id"), output
+    assert "without Spark" not in output
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    assert (
-        "checked without Spark (Java 17 or newer was not found)"
-        in run(app, ["pipeline", "validate", str(file)]).output
-    )
+    assert "checked without Spark (Java 17 or newer was not found)" in validate().output
     monkeypatch.delenv("JAVA_HOME")
-    file.write_text(given.replace("SELECT id", "SELECT nofunction(id) AS n"))
-    assert "UNRESOLVED_ROUTINE" in run(app, ["pipeline", "validate", str(file)]).output
+    file.write_text(stream("SELECT nofunction(id) AS n FROM orders"))
+    assert "UNRESOLVED_ROUTINE" in validate().output
 
 
 @pytest.mark.spark

@@ -179,6 +179,22 @@ async def test_people_can_look_with_psql(queues: Queues) -> None:
     ]
 
 
+async def assert_that_a_group_gets_all_that_is_stored(queues: Queues, name: str) -> None:
+    loop = asyncio.get_running_loop()
+    if await queues.groups.listing(name):
+        await queues.groups.seek(name, "q", to="beginning")
+    ((stored,),) = await queues.database.fetch(
+        "SELECT count(*) FROM messages JOIN queues q ON q.id = queue_id WHERE q.name = 'q'"
+    )
+    assert stored > 0
+    seen, deadline = 0, loop.time() + 60
+    while seen < stored or await queues.groups.lag("q", name) > 0:
+        assert loop.time() < deadline, f"{name} got {seen} of {stored}"
+        messages = await pop(queues, "q", 1000, group=name, partitions=100, wait=True, timeout=3)
+        seen += len(messages.messages)
+        await complete(queues, messages)
+
+
 async def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_nobody_without_an_answer(
     queues: Queues,
 ) -> None:
@@ -244,18 +260,4 @@ async def test_queues_and_groups_deleted_configured_and_moved_under_load_leave_n
     await queues.admin.configure("q", QueueOptions(lease_time=1, retry_delay=0))
     await push(queues, "q", "last", partition="last")
     for name in "ab":
-        await queues.groups.seek(name, "q", to="beginning") if await queues.groups.listing(
-            name
-        ) else None
-        ((stored,),) = await queues.database.fetch(
-            "SELECT count(*) FROM messages JOIN queues q ON q.id = queue_id WHERE q.name = 'q'"
-        )
-        assert stored > 0
-        seen, deadline = 0, loop.time() + 60
-        while seen < stored or await queues.groups.lag("q", name) > 0:
-            assert loop.time() < deadline, f"{name} got {seen} of {stored}"
-            messages = await pop(
-                queues, "q", 1000, group=name, partitions=100, wait=True, timeout=3
-            )
-            seen += len(messages.messages)
-            await complete(queues, messages)
+        await assert_that_a_group_gets_all_that_is_stored(queues, name)

@@ -163,98 +163,105 @@ async def test_whatever_is_compacted_the_latest_of_each_key_and_the_order_stay(
         assert verify(ROOT / "t", fs=fs).findings == []
 
 
-async def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Path) -> None:
-    """Every way to read, all at once, over and over: what is read is right, in order, and misses
-    nothing kept.
-    """
-    stop, errors, rounds = threading.Event(), [], [0, 0]
+def check_records(offsets: list[int], payloads: list[bytes], times: list[int]) -> None:
+    assert payloads == [payload_of(offset) for offset in offsets]
+    assert offsets == sorted(set(offsets))
+    assert times == [1_000_000 + offset // 10 for offset in offsets], "a time is not its record's"
 
-    def check(offsets: list[int], payloads: list[bytes], times: list[int]) -> None:
-        assert payloads == [payload_of(offset) for offset in offsets]
-        assert offsets == sorted(set(offsets))
-        assert times == [1_000_000 + offset // 10 for offset in offsets], (
-            "a time is not its record's"
-        )
 
-    def read_files() -> None:
-        files = TopicFiles(tmp_path / "t")
+class CompactedUnderLoad:
+    """A topic that is written and compacted while it is read in every way."""
+
+    def __init__(self, store: TopicStore, topic: Topic, clock: Clock) -> None:
+        self._store = store
+        self._topic = topic
+        self._clock = clock
+        self.stop = threading.Event()
+        self.errors: list[Exception] = []
+        self.rounds = {"files": 0, "read": 0, "raw": 0}  # how often each reader read everything
+
+    def read_files(self) -> None:
+        files = TopicFiles(self._topic.directory)
         try:
-            while not stop.is_set():
+            while not self.stop.is_set():
                 first, end = files.bounds()
                 assert first == 0
                 for piece in files.read(first, end):
                     places = piece.starts.tolist()
                     payloads = [bytes(piece.raw[a + 12 : b]) for a, b in pairwise(places)]
-                    check(piece.offsets.tolist(), payloads, (piece.times // 1_000_000).tolist())
-                rounds[0] += 1
+                    times = (piece.times // 1_000_000).tolist()
+                    check_records(piece.offsets.tolist(), payloads, times)
+                self.rounds["files"] += 1
         except Exception as error:  # noqa: BLE001 - whatever it is, the test fails with it
-            errors.append(error)
+            self.errors.append(error)
 
+    async def write(self) -> None:
+        topic = self._topic
+        while not self.stop.is_set():
+            self._clock.now = 1_000_000.0 + topic.next_offset // 10
+            first = topic.next_offset
+            await topic.append([payload_of(first + i) for i in range(10)])
+            if first % 40 == 30:
+                await topic.seal()
+            await eventually(lambda: len(topic.segments) < 30 or self.stop.is_set(), 60)
+            await asyncio.sleep(0)
+
+    async def read(self, way: str) -> None:
+        read = self._read_batch if way == "read" else self._read_raw
+        while not self.stop.is_set():
+            at, end = 0, self._topic.next_offset
+            while at < end:
+                following = await read(at)
+                assert following > at
+                at = following
+                await asyncio.sleep(0)
+            self.rounds[way] += 1
+            await asyncio.sleep(0)
+
+    async def _read_batch(self, at: int) -> int:
+        batch = self._topic.read(at, 17)
+        times = self._topic.timestamps(batch.offsets) // 1_000_000
+        check_records(batch.offsets.tolist(), batch.payloads(), times.tolist())
+        return batch.next_offset
+
+    async def _read_raw(self, at: int) -> int:
+        raw = self._topic.raw(at, 400)
+        times = self._topic.timestamps(raw.offsets) // 1_000_000
+        await asyncio.sleep(0)  # a transfer takes its time
+        fetched = Batch("t", raw.first_offset, raw.read())
+        check_records(fetched.offsets().tolist(), fetched.payloads(), times.tolist())
+        return raw.next_offset
+
+    async def compact(self) -> None:
+        for swaps in count():
+            if (swaps >= (200 if SOAK else 10) and min(self.rounds.values()) > 5) or self.errors:
+                self.stop.set()
+                return
+            await eventually(lambda: len(self._topic.segments) > 3, 50)
+            sealed = self._topic.segments[:-1]
+            old = [record for record in everything(self._topic) if record[0] < sealed[-1].end]
+            keep = sorted(latest(old).values())
+            await keep_only(self._store, keep, [segment.base for segment in sealed])
+
+
+async def test_readers_and_writers_go_on_while_segments_are_swapped(tmp_path: Path) -> None:
+    """Every way to read, all at once, over and over: what is read is right, in order, and misses
+    nothing kept.
+    """
     clock = Clock(1_000_000.0)
     async with running(tmp_path, clock=clock, fsync="never") as store:
         topic = await filled(store, [])
-
-        async def write() -> None:
-            while not stop.is_set():
-                clock.now = 1_000_000.0 + topic.next_offset // 10
-                first = topic.next_offset
-                await topic.append([payload_of(first + i) for i in range(10)])
-                if first % 40 == 30:
-                    await topic.seal()
-                await eventually(lambda: len(topic.segments) < 30 or stop.is_set(), 60)
-                await asyncio.sleep(0)
-
-        async def read(way: str) -> None:
-            while not stop.is_set():
-                at, end = 0, topic.next_offset
-                while at < end:
-                    if way == "read":
-                        batch = topic.read(at, 17)
-                        offsets, payloads, following = (
-                            batch.offsets,
-                            batch.payloads(),
-                            batch.next_offset,
-                        )
-                        times = topic.timestamps(batch.offsets)
-                    else:
-                        raw = topic.raw(at, 400)
-                        times = topic.timestamps(raw.offsets)
-                        await asyncio.sleep(0)  # a transfer takes its time
-                        fetched = Batch("t", raw.first_offset, raw.read())
-                        offsets, payloads, following = (
-                            fetched.offsets(),
-                            fetched.payloads(),
-                            raw.next_offset,
-                        )
-                    check(offsets.tolist(), payloads, (times // 1_000_000).tolist())
-                    assert following > at
-                    at = following
-                    await asyncio.sleep(0)
-                rounds[1] += 1
-                await asyncio.sleep(0)
-
-        async def compact() -> None:
-            for swaps in count():
-                if (swaps >= (200 if SOAK else 10) and min(rounds) > 5) or errors:
-                    stop.set()
-                    return
-                await eventually(lambda: len(topic.segments) > 3, 50)
-                sealed = topic.segments[:-1]
-                keep = latest(
-                    [record for record in everything(topic) if record[0] < sealed[-1].end]
-                )
-                await keep_only(store, sorted(keep.values()), [segment.base for segment in sealed])
-
-        thread = threading.Thread(target=read_files)
-        thread.start()
+        load = CompactedUnderLoad(store, topic, clock)
+        reading = asyncio.create_task(asyncio.to_thread(load.read_files))
         try:
-            await asyncio.wait_for(
-                asyncio.gather(write(), read("read"), read("raw"), compact()), 60
-            )
+            async with asyncio.timeout(60):
+                await asyncio.gather(
+                    load.write(), load.read("read"), load.read("raw"), load.compact()
+                )
         finally:
-            stop.set()
-            await asyncio.to_thread(thread.join)
-        assert errors == []
+            load.stop.set()
+            await reading
+        assert load.errors == []
         assert topic.damage == []
     assert verify(tmp_path / "t").findings == []
 
@@ -416,7 +423,7 @@ async def test_damage_is_refused_and_never_gets_a_new_checksum(tmp_path: Path) -
             await keep_only(store, [0, 7], [0, 4])
         assert [path.name for path in (tmp_path / "t").iterdir() if "swap" in path.name] == []
         topic.damage.append({"what": "offsets 2 to 3 are lost", "lost_from": 2, "lost_to": 4})
-        with pytest.raises(Damaged, match="what is damaged is not compacted"):
+        with pytest.raises(Damaged, match="damaged segments are not compacted"):
             await keep_only(store, [0], [0])
 
 

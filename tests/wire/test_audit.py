@@ -6,6 +6,7 @@ import pytest
 
 from penstock.broker import Broker
 from penstock.config import Config
+from penstock.contract import operations
 from penstock.contract.queries import AuditQuery
 from penstock.monitor import audit as storage
 from penstock.monitor.audit import Audit
@@ -88,6 +89,20 @@ async def test_a_change_whose_body_is_nested_too_deeply_to_be_read_again_is_reco
     handler = recording(record, Audited("queue.configure", body=("options",)), lambda _: EMPTY)
     assert await handler(Nested()) is EMPTY
     assert recorded == [("ann", "queue.configure", "orders", {})]
+
+
+async def test_the_name_of_a_change_takes_parameters_of_the_path():
+    recorded: list[tuple] = []
+
+    async def record(*entry) -> None:
+        recorded.append(entry)
+
+    class Pause:
+        params, who, body = {"name": "lake", "action": "pause"}, "ann", b""
+        head = HttpHead("POST", "/", "/", [])
+
+    await recording(record, operations.CONTROL_ROUTE.audit, lambda _: EMPTY)(Pause())
+    assert recorded == [("ann", "route.pause", "lake", {})]
 
 
 class FakeOutage:

@@ -72,12 +72,12 @@ class Dump:
             assert process.stdout is not None
             while part := process.stdout.read(READ_BYTES):
                 yield part
-        run(self._connection.execute("COMMIT"))  # what comes now may take long, without a snapshot
+        run(self._connection.execute("COMMIT"))  # end the snapshot: the next steps may take long
 
 
 def load(url: str, schema: str, parts: Iterable[bytes], programs: Path | None) -> None:
-    """Restore such an archive in one transaction. Shared topics then skip the offsets that were
-    given after the dump.
+    """Restore an archive in one transaction. Shared topics then skip the offsets that were assigned
+    after the dump.
     """
     options = ("--single-transaction", "--exit-on-error")
     with _running("pg_restore", url, programs, *options) as process:

@@ -266,7 +266,7 @@ async def run(api: BrokerApi, rate: float, keep: bool) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     try:
         await shop.set_up()
-        print(f"The shop is open: look at {api.url.rstrip('/')}/console/ (Ctrl-C closes it)")
+        print(f"The demo runs: open {api.url.rstrip('/')}/console/ (Ctrl-C stops it)")
         async with asyncio.TaskGroup() as group:
             for part in shop.parts():
                 group.create_task(_for_ever(part))
@@ -275,7 +275,7 @@ async def run(api: BrokerApi, rate: float, keep: bool) -> None:
     finally:
         await shop.client.close()
         if not keep:
-            print("Removing what the demo made ...")
+            print("Removing what the demo created ...")
             await shop.clean_up()
         await shop.brokers.close()
 

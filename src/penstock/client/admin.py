@@ -1,4 +1,4 @@
-"""`Client.admin`: what an operator asks of a broker."""
+"""`Client.admin`: the operations of an operator."""
 
 import asyncio
 from datetime import datetime
@@ -130,11 +130,8 @@ class AdminClient:
         """Delete a consumer group and its cursors, on one queue or on all. Returns the number of
         partitions it had a cursor in.
         """
-        if queue:
-            call = self._brokers.call(operations.DELETE_GROUP_ON_QUEUE, group, queue)
-        else:
-            call = self._brokers.call(operations.DELETE_GROUP, group)
-        return (await call).partitions
+        where = (group, queue) if queue else (group,)
+        return (await self._brokers.call(operations.DELETE_GROUP, *where)).partitions
 
     async def dead_letters(
         self,

@@ -21,7 +21,7 @@ from penstock.net.http import HttpAnswer
 from penstock.net.retry import Backoff
 from penstock.protocol.status import error_from_http
 
-ANSWER_SECONDS = 30.0  # that a request without a long poll may take
+ANSWER_SECONDS = 30.0  # limit of a request without a long poll
 JSON = ("Content-Type", "application/json")
 
 
@@ -41,7 +41,7 @@ class BlockingBrokers:
         self.urls = list(urls)
         self.tls = tls
         self.timeout = timeout
-        self.current = 0  # the place in `urls` of the broker that answered last
+        self.current = 0  # index in `urls` of the broker that answered last
         self._token = token
 
     @property
@@ -144,7 +144,7 @@ class Line:
         return understood(msgspec.json.decode, answer.body) if answer.body else None
 
     def abandon(self, timeout: float) -> HttpAnswer | None:
-        """End a request that waits at the broker. Returns its answer if it was on the way."""
+        """Cancel a waiting request. Returns its answer if that was already on its way."""
         answer = self._connection.abandon(timeout)
         return answer if answer is not None and answer.status < 300 else None
 

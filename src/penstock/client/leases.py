@@ -1,4 +1,4 @@
-"""Keeps the leases of messages under way alive, however long their handling takes.
+"""Renew the leases of messages in progress, however long their handling takes.
 
 One task per client looks after all of them: a lease is extended when a third of its time has
 passed, as long as the program has one of its messages that is not answered, and for at most
@@ -44,8 +44,6 @@ class LeaseKeeper:
         self._task: asyncio.Task[None] | None = None
         self._extending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self.extended = 0
-        self.lost = 0
 
     def keep(self, messages: Iterable[Received], lease_time: float) -> None:
         """Extend the messages' leases of `lease_time` seconds (0 = not known) until `drop` was
@@ -108,10 +106,9 @@ class LeaseKeeper:
         except PenstockError as error:
             log.warning("a lease could not be extended, will try again: %s", error)
             return
-        if done:
-            self.extended += 1
-        elif self._kept.pop(lease, None) is not None and (lost := set(kept.open) - kept.elsewhere):
-            self.lost += 1
+        if done or self._kept.pop(lease, None) is None:
+            return
+        if lost := set(kept.open) - kept.elsewhere:
             log.warning("a lease was lost with %d messages unanswered", len(lost))
 
     async def extend(self, lease: str, seconds: int, limit: float | None = None) -> bool:

@@ -1,9 +1,9 @@
-"""The client of queues: push, pop, take, ack, transactions, and what an operator asks.
+"""The client of queues: push, pop, take, ack and transactions.
 
 A push carries transaction ids made here, so it can be sent again after a lost answer without being
-stored twice. What a consumer has taken and not answered is kept leased in the background. An empty
-pop is an empty list. Brokers may be restarted at any time: requests go on with the next one that
-answers.
+stored twice. The leases of messages that a consumer has not answered are renewed in the background.
+An empty pop is an empty list. Brokers may be restarted at any time: requests continue with the next
+one that answers.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ log = logging.getLogger("penstock.client")
 MAX_REPORTED = 1000
 MAX_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max_items)
 STOP_SECONDS = 0.2  # what a fetch under way gets to arrive, so that its messages can be given back
-LONG_POLL_SECONDS = 30.0  # that one waiting pop stays with a broker
-GRACE_SECONDS = 10.0  # that an answer may come later than that
+LONG_POLL_SECONDS = 30.0  # the longest wait of one pop request
+GRACE_SECONDS = 10.0  # by which an answer may be later than that
 # The queues pushed to, while this is a set: `penstock worker` watches the import of a module.
 watched_pushes: set[str] | None = None
 
@@ -57,21 +57,21 @@ Answer = dict[str, str | float]
 
 
 class Outage:
-    """Logs once per client that no broker answers, however many workers notice it, and once that
-    one answers again.
+    """Logs once per client that no broker answers, and once that one answers again, however many
+    workers wait.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def note(self, error: Exception) -> None:
-        """A request of a consumer failed, and will be made again."""
+        """Note that a request of a consumer failed and will be repeated."""
         if self._since is None:
             self._since = time.monotonic()
             log.warning("consumers wait for a broker: %s", error)
 
     def end(self) -> None:
-        """A request of a consumer was answered."""
+        """Note that a request of a consumer was answered."""
         if self._since is not None:
             seconds = time.monotonic() - self._since
             log.info("a broker answers the consumers again, after %.1f s", seconds)
@@ -98,7 +98,7 @@ class QueueClient:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
         self.outage = Outage()
-        # the plain client has another kind of messages
+        # the blocking client has its own class of messages
         self._decode_popped: Callable[[bytes], Popped[Any]]
         self._decode_popped = msgspec.json.Decoder(Popped[Message]).decode
         self._answers_to: object = self  # who the messages' own methods call
@@ -414,7 +414,7 @@ class QueueClient:
                 await asyncio.shield(self._give_back(remaining))
 
     async def _held(self, fetching: Awaitable[list[Message]]) -> list[Message]:
-        """Messages fetched ahead, which `close` gives back."""
+        """Return the list of messages fetched ahead, which `close` releases."""
         messages = await fetching
         self._fetched[id(messages)] = messages
         return messages
@@ -489,7 +489,7 @@ class QueueClient:
                 operations.ACK.method, operations.ACK.path, _acks_body(answers, group), again=True
             )
             check(reply)
-        finally:  # nobody works on these any more: leased they would not come again
+        finally:  # nobody works on these any longer: while leased they are not delivered
             self._leases.drop(message for message, _ in answers)
         results = understood(_acked.decode, reply.body)
         if len(results) != len(answers):
@@ -536,7 +536,7 @@ class QueueClient:
 
 
 async def received_late(fetch: "asyncio.Future[list[Message]]") -> list[Message]:
-    """End a fetch that nobody waits for; what it brings nevertheless."""
+    """Cancel a fetch, and return the messages that it brings nevertheless."""
     await asyncio.wait([fetch], timeout=STOP_SECONDS)
     if not fetch.done():
         fetch.cancel()
@@ -554,7 +554,7 @@ def _pop_target(
     subscription_from: datetime | str | None,
     **query: str | int | None,
 ) -> str:
-    """The path and query of a pop."""
+    """Return the path and query of a pop."""
     query |= {
         "autoAck": "true" if auto_ack else None,
         "partitions": partitions if partitions > 1 else None,
@@ -584,8 +584,8 @@ def _acks_body(answers: Sequence[tuple[Received, Answer]], group: str) -> bytes:
 
 
 def _own(result: Pushed) -> Pushed:
-    """The id was made for this push, so a duplicate of it is our own first attempt, whose answer
-    was lost.
+    """Report a duplicate as stored: the id is new, so the duplicate is our own first attempt, whose
+    answer was lost.
     """
     if result.status == "duplicate":
         result.status = "queued"

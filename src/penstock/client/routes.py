@@ -46,15 +46,15 @@ class Routes:
 
     async def pause(self, name: str) -> RouteStatus:
         """Pause sending."""
-        return await self._brokers.call(operations.PAUSE_ROUTE, name)
+        return await self._brokers.call(operations.CONTROL_ROUTE, name, "pause")
 
     async def resume(self, name: str) -> RouteStatus:
         """Resume sending. It also ends a drain."""
-        return await self._brokers.call(operations.RESUME_ROUTE, name)
+        return await self._brokers.call(operations.CONTROL_ROUTE, name, "resume")
 
     async def drain(self, name: str) -> RouteStatus:
         """Accept no new records and deliver the queued ones."""
-        return await self._brokers.call(operations.DRAIN_ROUTE, name)
+        return await self._brokers.call(operations.CONTROL_ROUTE, name, "drain")
 
     async def purge(self, name: str) -> int:
         """Drop all queued records. Returns how many."""

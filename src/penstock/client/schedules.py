@@ -1,4 +1,4 @@
-"""`Client.schedules`: messages that are pushed again and again, by cron's calendar."""
+"""`Client.schedules`: messages that are pushed at the times of a cron expression."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -62,11 +62,11 @@ class Schedules:
 
     async def pause(self, name: str) -> Schedule:
         """Pause the schedule until `resume`."""
-        return await self._brokers.call(operations.PAUSE_SCHEDULE, name)
+        return await self._brokers.call(operations.CONTROL_SCHEDULE, name, "pause")
 
     async def resume(self, name: str) -> Schedule:
         """Resume the schedule. Runs that were due while it was paused are skipped."""
-        return await self._brokers.call(operations.RESUME_SCHEDULE, name)
+        return await self._brokers.call(operations.CONTROL_SCHEDULE, name, "resume")
 
     async def run(self, name: str) -> ScheduleRun:
         """Push the message now. The next runs do not change."""

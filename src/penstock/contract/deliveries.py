@@ -1,4 +1,4 @@
-"""Push, pop, acknowledge: what goes into queues and what comes out of them.
+"""Push, pop, acknowledge: the messages that enter and leave queues.
 
 They are msgspec structs because those are built in C: a message passes through several of them.
 Payloads are JSON text, which is not parsed.
@@ -29,7 +29,7 @@ class Item(msgspec.Struct, rename="camel", gc=False):
     transaction_id: str | None = None
     trace_id: str | None = None
     producer: str | None = None
-    # the transaction id was made for this very push: no stored message can have it
+    # the transaction id is new: no stored message can have it
     fresh: bool = False
     # the payload and the headers are sealed with this key for a buffer file (crypto.py)
     key_id: str | None = None

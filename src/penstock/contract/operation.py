@@ -11,7 +11,9 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """An audited change: its name, and the fields of body and answer that are recorded."""
+    """An audited change: its name, and the fields of body and answer that are recorded. The name
+    may contain parameters of the path, as in `route.{action}`.
+    """
 
     action: str
     body: tuple[str, ...] = ()
@@ -29,6 +31,7 @@ class Operation(Generic[A]):
     _: KW_ONLY
     tag: str = ""
     also: tuple[str, ...] = ()  # further paths
+    choices: tuple[str, ...] = ()  # values of the path's last parameter; empty: any text
     query: Any = None  # a struct with one field per parameter
     body: Any = None  # a type for msgspec, `| None` if it may be empty; bytes: the body as it is
     decode: bool = True  # False: the handler decodes the body
@@ -44,11 +47,13 @@ class Operation(Generic[A]):
         return self.method != "POST" if self.again is None else self.again
 
     def at(self, *names: str) -> str:
-        """Return the path with its parameters filled in, in order."""
+        """Return the path that has so many parameters, filled in, in order."""
+        paths = (self.path, *self.also)
+        path = next(one for one in paths if one.count("{") == len(names))
         given = iter(names)
         return "/".join(
             quote(next(given), safe="") if part.startswith("{") else part
-            for part in self.path.split("/")
+            for part in path.split("/")
         )
 
 

@@ -1,4 +1,4 @@
-"""The table of operations: what the native HTTP API can do.
+"""The table of operations: all operations of the native HTTP API.
 
 Operations of Queen MQ's API that Penstock itself does not use are in `penstock.wire.queen`.
 """
@@ -67,7 +67,7 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role
 
-# Path, answer, summary; then what else there is to say.
+# Path, answer, summary; then the other properties.
 
 CONFIGURE_QUEUE = Section("queues", "/api/v1").post(
     "/configure",
@@ -213,7 +213,6 @@ ADD_TRACE = Section("messages", "/api/v1/traces").post(
 )
 
 _groups = Section("groups", "/api/v1/consumer-groups")
-_GROUP_DELETED = Audited("group.delete", answer=("partitions",))
 _SOUGHT = Audited(
     "group.seek", body=("toEnd", "toBeginning", "timestamp"), answer=("dryRun", "partitions")
 )
@@ -229,18 +228,11 @@ DESCRIBE_GROUP = _groups.get(
 DELETE_GROUP = _groups.delete(
     "/{group}",
     GroupDeleted,
-    "Delete a consumer group on all queues",
+    "Delete a consumer group on all queues, or on the named one",
+    also=("/{group}/queues/{queue}",),
     query=queries.DeleteGroupQuery,
     role=Role.ADMIN,
-    audit=_GROUP_DELETED,
-)
-DELETE_GROUP_ON_QUEUE = _groups.delete(
-    "/{group}/queues/{queue}",
-    GroupDeleted,
-    "Delete a consumer group on one queue",
-    query=queries.DeleteGroupQuery,
-    role=Role.ADMIN,
-    audit=_GROUP_DELETED,
+    audit=Audited("group.delete", answer=("partitions",)),
 )
 SEEK = _groups.post(
     "/{group}/queues/{queue}/seek",
@@ -328,14 +320,12 @@ DELETE_SCHEDULE = _schedules.delete(
     role=Role.ADMIN,
     audit=Audited("schedule.delete"),
 )
-PAUSE_SCHEDULE = _schedules.post(
-    "/{name}/pause", Schedule, "Pause a schedule", audit=Audited("schedule.pause"), again=True
-)
-RESUME_SCHEDULE = _schedules.post(
-    "/{name}/resume",
+CONTROL_SCHEDULE = _schedules.post(
+    "/{name}/{action}",
     Schedule,
-    "Resume a schedule; runs that were due while it was paused are skipped",
-    audit=Audited("schedule.resume"),
+    "Pause or resume a schedule; runs that were due while it was paused are skipped",
+    choices=("pause", "resume"),
+    audit=Audited("schedule.{action}"),
     again=True,
 )
 RUN_SCHEDULE = _schedules.post(
@@ -385,28 +375,14 @@ TAKE_SAMPLES = Section("export", "/api/v1").post(
 PUSH_TO_ROUTE = _routes.post(
     "/{name}/push", RoutePushed, "Add records to the route's send queue", status=201
 )
-PAUSE_ROUTE = _routes.post(
-    "/{name}/pause",
+CONTROL_ROUTE = _routes.post(
+    "/{name}/{action}",
     RouteStatus,
-    "Pause a route: it sends nothing until it is resumed",
+    "Pause a route (it sends nothing), drain it (it accepts no new records and delivers the queued"
+    " ones), or resume it",
+    choices=("pause", "resume", "drain"),
     role=Role.ADMIN,
-    audit=Audited("route.pause"),
-    again=True,
-)
-RESUME_ROUTE = _routes.post(
-    "/{name}/resume",
-    RouteStatus,
-    "Resume a paused or draining route",
-    role=Role.ADMIN,
-    audit=Audited("route.resume"),
-    again=True,
-)
-DRAIN_ROUTE = _routes.post(
-    "/{name}/drain",
-    RouteStatus,
-    "Drain a route: accept no new records, deliver the queued ones",
-    role=Role.ADMIN,
-    audit=Audited("route.drain"),
+    audit=Audited("route.{action}"),
     again=True,
 )
 PURGE_ROUTE = _routes.post(
@@ -435,7 +411,9 @@ LIST_ROUTE_RECORDS = _routes.get(
     "List records in the route's send queue",
     query=queries.LimitQuery,
 )
-INSPECT_ROUTE = _routes.get("/{name}/inspect", RouteInspection, "Read and verify the route's files")
+INSPECT_ROUTE = Section("internal", "/api/v1/routes").get(
+    "/{name}/inspect", RouteInspection, "Read and verify the route's files"
+)
 
 _tasks = Section("dead letters", "/api/v1/tasks")
 LIST_TASKS = _tasks.get(
@@ -613,7 +591,7 @@ MOVE_TOPIC = _topics.post(
     again=True,
 )
 GET_TOPIC_MOVE = _topics.get("/{topic}/move", TopicMove, "How far the move of a topic is")
-ROLL_TOPIC = _topics.post(
+ROLL_TOPIC = Section("internal", "/topics").post(
     "/{topic}/roll",
     TopicRolled,
     "Seal the active segment; only sealed segments can be archived, deleted or compacted",

@@ -8,9 +8,9 @@ A second concurrent call has its own cost. It starts when about half of the rece
 after `GATHER_SECONDS`. So two calls of about half the requests alternate, instead of one large call
 and many small ones.
 
-A call that lost its connection is repeated (retry.py): every kind of call is safe to repeat, and
-its code says why. A batch that the database refuses for its content is halved until the bad request
-is alone, so only that request fails.
+A call that lost its connection is repeated (retry.py); every kind of call is safe to repeat, for
+the reason in its code. A batch that the database refuses because of its content is halved until the
+bad request is alone, so only that request fails.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ Submission = tuple[T, int, asyncio.Future[R]]  # a request, its size, and its re
 
 
 class Batcher(Generic[T, R]):
-    """`call(requests, again)` returns a result or an error per request. `again` is true if the
-    previous attempt may have been executed.
+    """Combine requests into calls. `call(requests, again)` returns a result or an error for each
+    request. `again` is true if an earlier attempt may have been executed.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Batcher(Generic[T, R]):
 
     @property
     def waiting(self) -> list[T]:
-        """The requests that wait for a call."""
+        """Return the requests that wait for a call."""
         return [request for request, _, _ in self._waiting]
 
     def submit(self, request: T) -> "asyncio.Future[R]":

@@ -63,7 +63,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
             self._socket.close()
             self._socket = None
 
-    # What can be asked
+    # Requests
 
     def info(self, topic: str) -> Info:
         return frames.read_info(self._command(Command.TOPIC_INFO, frames.name(topic)))
@@ -108,13 +108,13 @@ class TopicLink(AbstractContextManager["TopicLink"]):
     def commit_sink(self, done: Commit) -> None:
         self._command(Command.SINK_COMMIT, msgspec.json.encode(done))
 
-    # How it is asked
+    # Sending
 
     def _command(self, command: Command, *parts: bytes) -> memoryview:
         return self.ask(frames.request(command, *parts))
 
     def ask(self, *pieces: Bytes) -> memoryview:
-        """Send a frame and wait for the answer's body; raises what its status means."""
+        """Send a frame and return the answer's body. Raises the error of its status."""
         deadline = time.monotonic() + self._patience
         backoff = Backoff()
         while True:
@@ -130,8 +130,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
                     places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
                     raise Unavailable(
                         f"the broker at {places} did not answer for {self._patience:g} s "
-                        f"({error}); start it, or give "
-                        "the option brokerTimeout more seconds"
+                        f"({error}); start it, or raise the option brokerTimeout"
                     ) from error
                 time.sleep(delay)
 
@@ -142,7 +141,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
                 connection = socket.create_connection(address, CONNECT_SECONDS)
                 if self._tls is not None:
                     connection = self._tls.wrap_socket(connection, server_hostname=address[0])
-            except ssl.SSLError as error:  # it would be the same the next time
+            except ssl.SSLError as error:  # permanent
                 raise InvalidRequest(f"{address[0]}:{address[1]}: {explain(error)}") from error
             except OSError as error:
                 failure = error
@@ -166,6 +165,8 @@ def _exchange(connection: socket.socket, pieces: Sequence[Bytes]) -> memoryview:
     else:
         connection.sendall(b"".join(pieces))
     command, status, length = ANSWER.unpack(_receive(connection, ANSWER.size))
+    if not command & frames.REPLY:
+        raise InvalidRequest(frames.NOT_OURS)
     body = _receive(connection, length)
     if command == frames.ERROR:
         raise error_from_tcp(status, *frames.read_error(body))

@@ -1,4 +1,4 @@
-"""Turns local topics into shared ones. Offsets, groups and idempotent producers are kept.
+"""Turn local topics into shared ones. Offsets, groups and idempotent producers are kept.
 
     copying  records are copied to the database while the topic is appended to as before
     closing  appends are refused with an error that clients retry, and the rest is copied
@@ -255,7 +255,7 @@ class TopicMoves:
         return True
 
     async def _copy_some(self, topic: Topic, log_id: int, at: int, newest: int) -> tuple[int, int]:
-        """Copy batches from offset `at` on; the offset after them and the latest timestamp."""
+        """Copy batches from offset `at` on. Return the offset after them, the newest timestamp."""
         start = max(at, topic.first_offset)  # retention continues
         fetched = await topic.read_through(lambda: topic.batches(start, COPY_BYTES))
         rows: list[tuple[int, int, int, int, bytes]] = []

@@ -32,7 +32,7 @@ from penstock.wire.http.api.export import ExportApi
 from penstock.wire.http.api.inspect import InspectApi
 from penstock.wire.http.api.mending import MendingApi
 from penstock.wire.http.api.no_topics import NoTopicsApi
-from penstock.wire.http.api.pipelines import PipelinesApi
+from penstock.wire.http.api.pipelines import TopicFilesApi, pipeline_routes
 from penstock.wire.http.api.queues import queue_routes
 from penstock.wire.http.api.records import RecordsApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
@@ -303,8 +303,9 @@ class Listeners:
             apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(RecordsApi(logs.topics, logs.groups))
-            apis.append(PipelinesApi(logs.pipelines, logs.topics))
+            apis.append(TopicFilesApi(logs.topics))
             direct += [
+                *pipeline_routes(logs.pipelines),
                 calling(operations.MOVE_TOPIC, logs.moves.begin),
                 calling(operations.GET_TOPIC_MOVE, logs.moves.status),
             ]

@@ -11,13 +11,14 @@ from typing import get_args
 import msgspec
 import pytest
 
+from penstock.contract import operations
 from penstock.contract.noun import Noun
 from penstock.wire.auth import Role
 from penstock.wire.http import api
 from penstock.wire.http.answers import plain, writer_of
 from penstock.wire.http.messages import Request, Response
 from penstock.wire.http.routes import route, routes_of
-from tests.support.http import post
+from tests.support.http import get, post
 from tests.wire.http.test_requests import answers
 
 
@@ -103,6 +104,36 @@ async def test_the_signature_says_what_a_method_takes_and_answers_and_its_docstr
     assert json.loads(red.body) == {"thingName": "car", "color": "red", "paintedAt": at}
     assert json.loads(plain.body)["color"] is None
     assert [one.status for one in (red, plain, nothing, cleaned)] == [202, 202, 204, 204]
+
+
+class Doors:
+    tag = "doors"
+
+    @route("POST", "/doors/{name}/{action}", choices=("open", "close"))
+    def act(self, name: str, action: str) -> Painted:
+        return Painted(name, action, datetime(2026, 1, 31, tzinfo=UTC))
+
+    @route("GET", "/doors/{name}/key")
+    def key(self, name: str) -> Painted | None: ...
+
+
+async def test_a_path_whose_last_parameter_has_choices_does_not_exist_with_another_value() -> None:
+    opened, unknown, other, looked = await answers(
+        routes_of(Doors()),
+        post("/doors/front/open", b""),
+        post("/doors/front/paint", b""),
+        post("/doors/front/key", b""),
+        get("/doors/front/paint"),
+    )
+    assert json.loads(opened.body)["color"] == "open"
+    assert [one.status for one in (unknown, other, looked)] == [404, 405, 404]
+    assert other.headers["allow"] == "GET, HEAD, OPTIONS"
+
+
+def test_the_path_of_an_operation_is_the_one_that_has_so_many_parameters() -> None:
+    assert operations.DELETE_GROUP.at("mail") == "/api/v1/consumer-groups/mail"
+    on_queue = "/api/v1/consumer-groups/mail/queues/a%2Fb"
+    assert operations.DELETE_GROUP.at("mail", "a/b") == on_queue
 
 
 def test_a_parameter_that_the_path_does_not_have_is_refused_where_it_is_declared() -> None:

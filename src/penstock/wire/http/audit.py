@@ -50,7 +50,8 @@ def _described(
     if not target:
         target = object_of({**asked, **request.params})
         asked = {name: value for name, value in asked.items() if name not in _NAMES}
-    return request.who, audited.action, target, asked | outcome
+    action = audited.action.format_map(request.params)
+    return request.who, action, target, asked | outcome
 
 
 def object_of(named: Mapping[str, Any]) -> str:

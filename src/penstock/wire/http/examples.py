@@ -22,6 +22,7 @@ NAMES = {  # parameters of paths -> a value that says something
     "id": "1",
 }
 PARAMETERS = {
+    "action": "What to do.",
     "after": "Start after this entry: the `id` of the last one on the previous page.",
     "at": "A time: ISO 8601, or milliseconds since 1970.",
     "autoAck": "Acknowledge on delivery: at most once instead of at least once.",

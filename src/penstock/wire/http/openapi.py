@@ -115,6 +115,11 @@ def _operation(
         }
         for name in route.parameters
     ]
+    if route.choices:
+        parameters[-1] |= {
+            "schema": {"type": "string", "enum": list(route.choices)},
+            "example": route.choices[0],
+        }
     if route.query is not None:
         parameters += _query_parameters(components[ref_name(schemas[id(route.query)])])
     for parameter in parameters:

@@ -83,6 +83,7 @@ class HttpRoute:
     tag: str = ""
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
     variant_of: str = ""  # the path of which it is an alias
+    choices: tuple[str, ...] = ()  # values of the path's last parameter; empty: any text
     hidden: bool = False  # not in the OpenAPI document
     media: tuple[str, ...] = ()  # accepted types of the body besides JSON
     packed: bool = False  # the handler gets the body still compressed
@@ -119,7 +120,7 @@ A = TypeVar("A")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _FROM_OPERATION = (
     *("summary", "tag", "query", "decode", "status", "role", "audit", "may_be_empty"),
-    "answer_type",
+    *("answer_type", "choices"),
 )
 
 
@@ -450,12 +451,16 @@ class _Search:
         return None
 
     def _of(self, node: _Node) -> BoundRoute | None:
+        methods = {name: one for name, one in node.methods.items() if self._may_be(one.route)}
         for method in (self._method, "GET") if self._method == "HEAD" else (self._method,):
-            if method in node.methods:
-                return node.methods[method]
-        if ANY not in node.methods:
-            self.allowed.update(node.methods)
-        return node.methods.get(ANY)
+            if method in methods:
+                return methods[method]
+        if ANY not in methods:
+            self.allowed.update(methods)
+        return methods.get(ANY)
+
+    def _may_be(self, route: HttpRoute) -> bool:
+        return not route.choices or self.values[-1] in route.choices
 
 
 def _percent_decoded(segment: str) -> str:

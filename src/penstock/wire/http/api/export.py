@@ -72,22 +72,11 @@ class ExportApi:
         pushed = await named.push(_records(request))
         return RoutePushed(pushed.accepted, pushed.dropped)
 
-    @serves(operations.PAUSE_ROUTE)
-    async def pause(self, name: str) -> RouteStatus:
+    @serves(operations.CONTROL_ROUTE)
+    async def control(self, name: str, action: str) -> RouteStatus:
         named = self._exports.get(name)
-        await named.pause()
-        return named.status()
-
-    @serves(operations.RESUME_ROUTE)
-    async def resume(self, name: str) -> RouteStatus:
-        named = self._exports.get(name)
-        await named.resume()
-        return named.status()
-
-    @serves(operations.DRAIN_ROUTE)
-    async def drain(self, name: str) -> RouteStatus:
-        named = self._exports.get(name)
-        await named.drain()
+        act = {"pause": named.pause, "resume": named.resume, "drain": named.drain}[action]
+        await act()
         return named.status()
 
     @serves(operations.PURGE_ROUTE)

@@ -32,7 +32,6 @@ class GroupsApi:
         return queues
 
     @serves(operations.DELETE_GROUP)
-    @serves(operations.DELETE_GROUP_ON_QUEUE)
     async def delete(self, group: str, queue: str | None, args: DeleteGroupQuery) -> GroupDeleted:
         return await self._groups.delete(group, queue, metadata=args.delete_metadata)
 

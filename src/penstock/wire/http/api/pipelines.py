@@ -1,4 +1,4 @@
-"""Pipelines over HTTP: reports of running pipelines, their status, and topic maintenance."""
+"""Pipelines over HTTP: their reports and status, and what their jobs do to the files of topics."""
 
 from penstock.contract import operations
 from penstock.contract.operation import Audited
@@ -7,44 +7,30 @@ from penstock.contract.pipelines import (
     CleanupPolicy,
     CompactBody,
     PipelineList,
-    PipelineReport,
-    PipelineStatus,
-    PipelineWish,
     TopicRolled,
 )
 from penstock.pipeline_registry import Pipelines
 from penstock.topics.compaction import Swapped
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Role
-from penstock.wire.http.routes import route, serves
+from penstock.wire.http.routes import HttpRoute, calling, route, serves
 
 
-class PipelinesApi:
-    tag = "pipelines"
+def pipeline_routes(pipelines: Pipelines) -> list[HttpRoute]:
+    return [
+        calling(operations.LIST_PIPELINES, lambda: PipelineList(pipelines.all())),
+        calling(operations.GET_PIPELINE, pipelines.get),
+        calling(operations.REPORT_PIPELINE, pipelines.put),
+        calling(operations.STOP_PIPELINE, pipelines.ask_to_stop),
+        calling(operations.FORGET_PIPELINE, pipelines.forget),
+    ]
 
-    def __init__(self, pipelines: Pipelines, topics: TopicStore) -> None:
-        self._pipelines = pipelines
+
+class TopicFilesApi:
+    tag = "topics"
+
+    def __init__(self, topics: TopicStore) -> None:
         self._topics = topics
-
-    @serves(operations.LIST_PIPELINES)
-    def everything(self) -> PipelineList:
-        return PipelineList(self._pipelines.all())
-
-    @serves(operations.GET_PIPELINE)
-    def one(self, name: str) -> PipelineStatus:
-        return self._pipelines.get(name)
-
-    @serves(operations.REPORT_PIPELINE)
-    def report(self, name: str, body: PipelineReport) -> PipelineWish:
-        return self._pipelines.put(name, body)
-
-    @serves(operations.STOP_PIPELINE)
-    def stop(self, name: str) -> PipelineStatus:
-        return self._pipelines.ask_to_stop(name)
-
-    @serves(operations.FORGET_PIPELINE)
-    def forget(self, name: str) -> None:
-        self._pipelines.forget(name)
 
     @serves(operations.SET_ARCHIVED_OFFSET)
     async def archived(self, topic: str, body: ArchivedOffset) -> ArchivedOffset:

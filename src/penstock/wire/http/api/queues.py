@@ -3,13 +3,11 @@
 `penstock.wire.queen` adds what only clients of Queen MQ use.
 """
 
-from functools import partial
-
 from penstock.broker import Broker
 from penstock.contract import operations
 from penstock.contract.messages import ScheduledMessages
 from penstock.contract.queries import ScheduledQuery
-from penstock.contract.schedules import ScheduleList
+from penstock.contract.schedules import Schedule, ScheduleList
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.analytics import AnalyticsApi
 from penstock.wire.http.api.configure import ConfigureApi
@@ -62,6 +60,9 @@ def _direct_routes(queues: Queues) -> list[HttpRoute]:
     async def list_schedules() -> ScheduleList:
         return ScheduleList(await schedules.listing())
 
+    async def control_schedule(name: str, action: str) -> Schedule:
+        return await schedules.pause(name, paused=action == "pause")
+
     return [
         calling(operations.GET_MESSAGE, messages.detail),
         calling(operations.LIST_SCHEDULED, list_scheduled),
@@ -71,7 +72,6 @@ def _direct_routes(queues: Queues) -> list[HttpRoute]:
         calling(operations.GET_SCHEDULE, schedules.get),
         calling(operations.PUT_SCHEDULE, schedules.put),
         calling(operations.DELETE_SCHEDULE, schedules.delete),
-        calling(operations.PAUSE_SCHEDULE, schedules.pause),
-        calling(operations.RESUME_SCHEDULE, partial(schedules.pause, paused=False)),
+        calling(operations.CONTROL_SCHEDULE, control_schedule),
         calling(operations.RUN_SCHEDULE, schedules.run),
     ]
