@@ -32,7 +32,7 @@ from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Message, Popped, Received, bind
 from penstock.client.transactions import Transaction
 from penstock.contract import operations
-from penstock.contract.deliveries import Acked, Later, Pushed
+from penstock.contract.deliveries import Acked, Later, PopSource, Pushed
 from penstock.errors import AckRefused, Conflict, InvalidRequest, QueueFull, Unavailable
 from penstock.net.http import HttpAnswer
 from penstock.protocol.names import QUEUE_MODE
@@ -54,6 +54,7 @@ watched_pushes: set[str] | None = None
 
 # Of an acknowledgement, in the HTTP API: status, error, worker, delay, maxAttempts.
 Answer = dict[str, str | float]
+Addresses = str | Address | Sequence[str | Address]
 
 
 class Outage:
@@ -235,7 +236,7 @@ class QueueClient:
 
     async def pop(  # noqa: PLR0913 public, by keyword
         self,
-        address: str | Address | None = None,
+        address: Addresses | None = None,
         *,
         batch: int = 1,
         wait: float = 0.0,
@@ -251,29 +252,39 @@ class QueueClient:
         """Fetch up to `batch` messages. Returns an empty list if none arrive within `wait` seconds.
 
         The messages are leased to this client. The lease is extended in the background until they
-        are acknowledged or your program has let go of them, unless you pass `renew=False`. Without
-        an address, messages come from any queue of the namespace or task.
+        are acknowledged or your program has let go of them, unless you pass `renew=False`. Of
+        several addresses, messages come from the first that has some. Without an address, they come
+        from any queue of the namespace or task.
         """
-        where = Address.parse(address) if address is not None else None
-        if where is None and not (namespace or task):
-            raise InvalidRequest("name a queue, a namespace or a task to take messages from")
-        target = _pop_target(
-            where,
-            batch=batch,
-            wait=wait,
-            auto_ack=auto_ack,
-            partitions=partitions,
-            namespace=namespace,
-            task=task,
-            subscription_mode=subscription_mode,
-            subscription_from=subscription_from,
-        )
+        options: dict[str, Any] = {
+            "auto_ack": auto_ack,
+            "partitions": partitions,
+            "subscription_mode": subscription_mode,
+            "subscription_from": subscription_from,
+        }
+        method, body = "GET", b""
+        if address is None or isinstance(address, str | Address):
+            where = Address.parse(address) if address is not None else None
+            if where is None and not (namespace or task):
+                raise InvalidRequest("name a queue, a namespace or a task to take messages from")
+            about: dict[str, Any] = {"namespace": namespace, "task": task}
+            target = _pop_target(where, wait=wait, batch=batch, **about, **options)
+        else:
+            options["subscription_from"] = iso_time(subscription_from)
+            sources = [
+                PopSource(batch, one.group, queue=one.queue, partition=one.partition, **options)
+                for one in map(Address.parse, address)
+            ]
+            method, target = operations.POP_ANY.method, operations.POP_ANY.path
+            waiting = {"wait": wait > 0, "timeout": round(wait * 1000)}
+            body = msgspec.json.encode({"sources": sources, **waiting})
         started = tracing.now()
         # A pop whose answer was lost has leased messages to nobody: they come again when the lease
         # ends. Under auto-ack they would be gone, so such a pop is not repeated.
         answer = await self._brokers.ask(
-            "GET",
+            method,
             target,
+            body,
             again=not auto_ack,
             timeout=wait + GRACE_SECONDS,
             retry_for=retry_for,
@@ -341,7 +352,7 @@ class QueueClient:
 
     async def take(  # noqa: PLR0913 public, by keyword
         self,
-        address: str | Address,
+        address: Addresses,
         *,
         batch: int = 1,
         auto_ack: bool = False,
@@ -352,7 +363,8 @@ class QueueClient:
         subscription_from: datetime | str | None = None,
         prefetch: bool = False,
     ) -> AsyncGenerator[Message, None]:
-        """Iterate over messages: `async for message in client.take("orders@billing")`.
+        """Iterate over messages: `async for message in client.take("orders@billing")`, or of
+        several queues: `client.take(["orders@billing", "mail"])`. These take turns.
 
         The loop runs until you leave it. It also ends after `limit` messages, or when no message
         arrives for `idle` seconds (0: as soon as the queue is empty). Acknowledge each message.
@@ -375,6 +387,9 @@ class QueueClient:
         clock = asyncio.get_running_loop().time
 
         def fetch(wanted: float) -> Coroutine[Any, Any, list[Message]]:
+            nonlocal address
+            if not isinstance(address, str | Address):
+                address = [*address[1:], *address[:1]]
             return self._next_batch(
                 address,
                 inf if idle is None else clock() + idle,
@@ -420,7 +435,7 @@ class QueueClient:
         return messages
 
     async def _next_batch(
-        self, address: str | Address, stop_at: float, **options: Any
+        self, address: Addresses, stop_at: float, **options: Any
     ) -> list[Message]:
         clock = asyncio.get_running_loop().time
         failing_since: float | None = None

@@ -43,6 +43,8 @@ class KeptLease:
 
 
 class Settler:
+    """Sends the outcomes of messages, and renews their leases until then."""
+
     def __init__(self, brokers: BlockingBrokers) -> None:
         self._line = Line(brokers)
         self._changed = threading.Condition()
@@ -54,12 +56,12 @@ class Settler:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def take(self, answer: HttpAnswer) -> list[Received]:
-        """Return the messages in the answer to a pop. Their leases are renewed until they are
-        settled.
+    def take(self, answer: HttpAnswer) -> Popped[Received]:
+        """Return what the answer to a pop brought. The leases of its messages are renewed until
+        they are settled.
         """
         if not answer.body:
-            return []
+            return Popped()
         popped = understood(_popped.decode, answer.body)
         seconds = float(answer.headers.get("lease-time") or 0) or ASSUMED_LEASE_SECONDS
         with self._changed:
@@ -67,7 +69,7 @@ class Settler:
                 message.queue = message.queue or popped.queue
                 if message.lease_id:
                     self._keep(message, seconds)
-        return popped.messages
+        return popped
 
     def _keep(self, message: Received, seconds: float) -> None:
         lease = self._leases.get(message.lease_id)

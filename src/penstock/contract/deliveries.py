@@ -192,10 +192,8 @@ class Acked(msgspec.Struct, rename="camel", eq=False, gc=False):
     dlq: bool = False
 
 
-class PopQuery(msgspec.Struct, rename="camel", frozen=True):
+class PopOptions(msgspec.Struct, rename="camel", frozen=True):
     batch: int | None = None
-    wait: bool = False
-    timeout: int | None = None
     consumer_group: str | None = None
     auto_ack: bool = False
     partitions: int | None = None
@@ -204,27 +202,23 @@ class PopQuery(msgspec.Struct, rename="camel", frozen=True):
     namespace: str | None = None
     task: str | None = None
     autopilot: bool = False
+
+
+class PopQuery(PopOptions, frozen=True):
+    wait: bool = False
+    timeout: int | None = None  # milliseconds
 
     refuse_misspelled: ClassVar = True  # a pop without its group takes messages of another one
 
 
-class PopSource(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """What one of several pops in a request wants: the parameters of a pop."""
+class PopSource(PopOptions, frozen=True, forbid_unknown_fields=True):
+    """One of the pops in a request."""
 
     queue: str | None = None
     partition: str | None = None
-    namespace: str | None = None
-    task: str | None = None
-    consumer_group: str | None = None
-    batch: int | None = None
-    partitions: int | None = None
-    autopilot: bool = False
-    auto_ack: bool = False
-    subscription_mode: str | None = None
-    subscription_from: str | None = None
 
 
-class PopAnyBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+class PopAnyBody(msgspec.Struct, forbid_unknown_fields=True):
     sources: Annotated[list[PopSource], msgspec.Meta(min_length=1, max_length=MAX_SOURCES)]
     wait: bool = False
     timeout: int | None = None  # milliseconds

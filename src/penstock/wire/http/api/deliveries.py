@@ -22,8 +22,8 @@ from penstock.contract.deliveries import (
     PopAnswer,
     PopAnyAnswer,
     PopAnyBody,
+    PopOptions,
     PopQuery,
-    PopSource,
     StrictAckBatchBody,
     StrictAckBody,
 )
@@ -60,7 +60,7 @@ def _timeout(milliseconds: int | None) -> float | None:
 
 
 def _wanted(
-    args: PopQuery | PopSource, queue: str | None, partition: str | None, consumer: object
+    args: PopOptions, queue: str | None, partition: str | None, consumer: object
 ) -> PopRequest:
     return PopRequest(
         queue=queue,
