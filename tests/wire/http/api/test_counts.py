@@ -150,7 +150,7 @@ def metrics(api, queue) -> list[float | None]:
     mine, group = f'queue="{queue}"', f'queue="{queue}",group=""'
     names = [
         f'penstock_queue_acked_total{{{mine},status="completed"}}',
-        f"penstock_queue_depth{{{mine}}}",
+        f"penstock_queue_waiting{{{mine}}}",
         f"penstock_queue_dead_letters{{{mine}}}",
         *(
             f"penstock_queue_group_{name}_total{{{group}}}"
