@@ -88,9 +88,9 @@ def test_values_of_queues_are_bounded_in_memory_and_none_is_lost():
         counter.add(1, f"q{number}", "completed")
         histogram.observe(0.1, f"q{number}")
         fixed.add(1, f"k{number}")
-    assert len(counter.values) == len(histogram.values) == 101
+    assert len(counter.current()) == len(histogram.current()) == 101
     assert counter.value("(other)", "completed") == 900
-    assert len(fixed.values) == 1000  # its labels are ours
+    assert len(fixed.current()) == 1000  # its labels are ours
     samples = metrics.snapshot()
     assert sum(v for name, v in samples.items() if name.startswith("c_total")) == 1000
     assert sum(v for name, v in samples.items() if name.startswith("h_count")) == 1000

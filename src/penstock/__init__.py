@@ -1,9 +1,9 @@
 """Penstock: queues on PostgreSQL, topics on disk, pipelines on Spark, in one broker.
 
-`from penstock import Client` gives the client of a broker and what a program constructs beside it.
-`penstock.errors` has the errors, `penstock.types` the types of results. The client is imported when
-it is first asked for, so that the server and the command line do not load it (type checkers see it
-in `__init__.pyi`).
+`from penstock import Client` imports the client of a broker. This package also has the classes that
+programs construct beside it; `penstock.errors` has the errors, `penstock.types` the types of
+results. The client is loaded on first access, so that the server and the command line do not load
+it. Type checkers read `__init__.pyi`.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ def _client() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    # `from penstock import errors` asks here first, and needs no client.
+    # `from penstock import errors` calls this first, and needs no client.
     if importlib.util.find_spec(f"penstock.{name}"):
         return importlib.import_module(f"penstock.{name}")
     if not name.startswith("_"):
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
         for home in ("penstock.types", "penstock.errors"):  # former names, for one more release
             module = importlib.import_module(home)
             if name in getattr(module, "__all__", vars(module)):
-                text = f"import {name} from {home}; penstock.{name} goes with the next release"
+                text = f"import {name} from {home}; the next release removes penstock.{name}"
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
                 return getattr(module, name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """The `penstock` command, also as `python -m penstock`.
 
-The command line needs cyclopts and what the extras bring; the client alone does not have it. There
-`penstock worker` works all the same, and the other commands say what to install.
+The command line needs cyclopts and packages of the extras, which an installation of the client
+alone does not have. There, `penstock worker` works, and other commands report what to install.
 """
 
 import os

@@ -55,7 +55,7 @@ class Part(Protocol):
 
 
 class Logs:
-    """Topics, the groups on them and what pipelines report: what only the owner has."""
+    """The components that only the owner has: topics, groups on them, and reports of pipelines."""
 
     def __init__(
         self, config: Config, pool: ThreadPoolExecutor, metrics: Metrics, database: Database
@@ -90,7 +90,7 @@ class Broker:
         worker: int = 0,
         origins: dict[str, str] | None = None,
     ) -> None:
-        """`origins`: where the given values of the configuration came from."""
+        """Create the components. `origins` has the source of each configured value."""
         self.config = config
         self.origins = origins or {}
         self.owner = owner

@@ -4,7 +4,7 @@ Names are paths with `/`. Every file is written whole or not at all. `put_if` is
 two writers may race for: it replaces the version that the caller has read, or creates a new file,
 and otherwise raises `Conflict`. In a directory, a lock file makes that operation atomic.
 
-    a checked document: JSON, a newline, 8 hexadecimal digits of its CRC32C, a newline
+    document with a checksum: JSON, a newline, 8 hexadecimal digits of its CRC32C, a newline
 """
 
 import fcntl
@@ -36,7 +36,7 @@ PARTS_IN_FLIGHT = 4  # of one upload: bounds the memory that it takes
 SCHEMES = ("s3://", "gs://", "az://", "file://")
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")  # in the environment
 LOCK = "lock"  # the name of the lock file of a directory
-_INTERRUPTED = re.compile(r".+#\d+")  # what is being written in a directory; obstore's names, too
+_INTERRUPTED = re.compile(r".+#\d+")  # unfinished files in a directory, also those of obstore
 
 T = TypeVar("T")
 
@@ -62,8 +62,8 @@ class RequestLimits(NamedTuple):
 
 
 class ObjectStore:
-    """A directory, or a prefix in an object store. Credentials come from the environment, as the
-    cloud's own tools take them (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...).
+    """A directory, or a prefix in an object store. Credentials come from the environment, under the
+    names that the cloud's own tools use (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...).
 
     Its methods block, and may be called from several threads.
     """
@@ -110,7 +110,7 @@ class ObjectStore:
             raise ConfigError(f"{address}: {_reason(error)}") from error
 
     def _path(self, name: str) -> Path:
-        """Return the path of a file; names come from manifests, which may be forged."""
+        """Return the path of a file. Check the name, since manifests may be forged."""
         assert self.directory is not None
         if not is_relative_path(name):
             raise Damaged(f"{self.address}: {name!r} is not the name of a file in it")
@@ -314,7 +314,7 @@ def pack_document(document: msgspec.Struct) -> bytes:
 
 
 def parse_document(data: bytes, kind: type[T], name: str) -> T:
-    """Decode a checked document; raise `Damaged` if it was changed. Unknown fields are ignored."""
+    """Decode a document; raise `Damaged` if its checksum is wrong. Unknown fields are ignored."""
     body, _, check = data.rstrip(b"\n").rpartition(b"\n")
     if b"%08x" % crc32c(body) != check:
         raise Damaged(f"{name} does not match its checksum")

@@ -1,11 +1,11 @@
-"""What the broker knows of pipelines: they run elsewhere (on Spark), report here, and hear here
-that they should stop.
+"""The registry of pipelines. They run elsewhere (on Spark), report their state to the broker, and
+get requests to stop as the answer.
 
-A pipeline reports every few seconds. One that is silent for `LOST_AFTER_SECONDS` seconds without
-having said that it ended is shown as `lost`. Reports live in memory; when a pipeline's state
-changes all of them are written to one small file, so that a restarted broker still tells what
-finished, what failed and why. With its report go a pipeline's last runs, and its last minutes: the
-rows of each and how far behind it was, as it reported.
+A pipeline reports every few seconds. If it is silent for `LOST_AFTER_SECONDS` and did not report
+its end, its state is shown as `lost`. Reports are kept in memory. When the state of a pipeline
+changes, all of them are written to one small file, so that a restarted broker still shows what
+finished, what failed and why. A report includes the last runs of the pipeline, and the rows and the
+lag of its last minutes.
 """
 
 import logging
@@ -34,8 +34,8 @@ log = logging.getLogger("penstock.pipeline_registry")
 LOST_AFTER_SECONDS = 15.0
 ENDED = ("finished", "failed")
 MAX_PIPELINES = 1000
-MAX_RUNS = 20  # of a pipeline that are remembered
-MAX_MINUTES = 15  # of a pipeline that are remembered
+MAX_RUNS = 20  # kept per pipeline
+MAX_MINUTES = 15  # kept per pipeline
 GAUGES = {
     "lag": "Records or messages of the source that the pipeline has not processed yet",
     "lag_seconds": "Age of the oldest record or message that the pipeline has not processed yet",
@@ -87,28 +87,26 @@ class Pipelines:
             metrics.gauge(f"penstock_pipeline_{name}", GAUGES[name], "pipeline", read=read)
 
     def _values(self, value: Figure) -> dict[tuple[str], float]:
-        """Of those that run: what has ended has no lag and no rate."""
+        """Return a figure of the running pipelines. Others have no lag and no rate."""
         running = [one for one in self.all() if one.state not in ENDED]
         figures = ((one.name, value(one)) for one in running)
         return {(name,): float(figure) for name, figure in figures if figure is not None}
 
     async def start(self) -> None:
-        """Read what was reported before the broker's last stop."""
+        """Read the reports from before the broker's last stop."""
         try:
             text = self._fs.read(self._path)
             self._reports = msgspec.json.decode(text, type=dict[str, PipelineStatus])
         except FileNotFoundError:
             return
         except NOT_JSON:
-            log.warning(
-                "%s is damaged: what pipelines reported before is forgotten", self._path.name
-            )
+            log.warning("%s is damaged: earlier reports of pipelines are lost", self._path.name)
 
     async def stop(self) -> None:
         self._save()
 
     def put(self, name: str, report: PipelineReport) -> PipelineWish:
-        """Take a report; whether the pipeline should stop."""
+        """Store a report. Return whether the pipeline should stop."""
         before = self._reports.get(name)
         if before is None and len(self._reports) >= MAX_PIPELINES:
             del self._reports[min(self._reports, key=lambda one: self._reports[one].reported_at)]
@@ -133,7 +131,7 @@ class Pipelines:
         return [self.get(name) for name in sorted(self._reports)]
 
     def get(self, name: str) -> PipelineStatus:
-        """One pipeline's latest report; NotFound when it never reported here."""
+        """Return the latest report of a pipeline. Raises NotFound if there is none."""
         report = self._reports.get(name)
         if report is None:
             raise NotFound(f"no pipeline {name!r} has reported here")
@@ -143,7 +141,7 @@ class Pipelines:
         return msgspec.structs.replace(report, state=state, stopping=name in self._stops)
 
     def ask_to_stop(self, name: str) -> PipelineStatus:
-        """It hears of it with its next report."""
+        """Ask a pipeline to stop, in the answer to its next report."""
         self.get(name)
         self._stops.add(name)
         return self.get(name)
@@ -159,12 +157,12 @@ class Pipelines:
             self._fs.make_dir(self._path.parent)
             self._fs.replace(self._path, msgspec.json.encode(self._reports), sync=False)
         except PenstockError as error:
-            # reports come again; the pipelines themselves do not depend on this
-            log.warning("what pipelines reported could not be saved: %s", error)
+            # pipelines report again, and do not depend on this file
+            log.warning("reports of pipelines could not be saved: %s", error)
 
 
 def _runs(before: PipelineStatus | None, report: PipelineReport, now: float) -> list[PipelineRun]:
-    """The last runs, the newest first, with what this report says of the one it is about."""
+    """Return the last runs, newest first, updated from this report."""
     runs = before.runs if before else []
     run = PipelineRun(
         report.state,
@@ -182,7 +180,7 @@ def _runs(before: PipelineStatus | None, report: PipelineReport, now: float) -> 
 def _minutes(
     before: PipelineStatus | None, report: PipelineReport, now: float
 ) -> list[PipelineMinute]:
-    """Rows and lag of the last minutes with a report. `rows` of reports are of the run so far."""
+    """Return rows and lag of the last minutes. `rows` of a report count from the run's start."""
     minutes, rows = list(before.minutes if before else ()), report.rows
     if before and before.started_at == report.started_at:
         rows = max(0, rows - before.rows)

@@ -1,4 +1,4 @@
-"""Fixtures for pytest: a broker that is thrown away after the tests, and names of their own.
+"""Fixtures for pytest: a temporary broker, clients of it, and unique names.
 
     # conftest.py
     pytest_plugins = ["penstock.testing"]
@@ -10,12 +10,12 @@
         ...
 
 The broker is started once per session, on free ports, with an embedded PostgreSQL in a temporary
-directory (`pip install 'penstock[server]'`). With PENSTOCK_TEST_URL in the environment that broker
-is used instead, and with PENSTOCK_TEST_DATABASE_URL the started one uses that PostgreSQL.
+directory (`pip install 'penstock[server]'`). If PENSTOCK_TEST_URL is set, the broker at that URL is
+used instead. If PENSTOCK_TEST_DATABASE_URL is set, the started broker uses that PostgreSQL.
 
-A test that needs a broker of its own takes the fixture `penstock_broker`. Such brokers share one
+A test that needs its own broker uses the fixture `penstock_broker`. Such brokers share one
 PostgreSQL with a database each, and are forked from a process that has imported the program, so
-that they start in a fraction of a second (`penstock.server.forks`).
+they start in a fraction of a second (`penstock.server.forks`).
 """
 
 import atexit
@@ -146,23 +146,23 @@ class ThrowawayBroker:
         elif data_dir is None:
             self._temporary = data_dir = Path(tempfile.mkdtemp(prefix="penstock-test-"))
         self.data_dir = data_dir
-        # Open while it may be started again, so that it has the same ports each time.
+        # Keep them open, so that the broker has the same ports when it is started again.
         self._reserved = {name: _reserve_port() for name in ("http", "tcp", "kafka", "ws")}
         self.ports = {name: one.getsockname()[1] for name, one in self._reserved.items()}
         self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self.addresses: dict[str, str] = {}  # by the names HTTP, TCP and WebSocket, once it serves
+        self.addresses: dict[str, str] = {}  # by the names HTTP, TCP and WebSocket, once started
         descriptor, self._output = tempfile.mkstemp(prefix="penstock-test-")
         os.close(descriptor)
         self._printed = ""  # what it printed before the file was removed
 
     @property
     def url(self) -> str:
-        """The HTTP address, to pass to `Client`."""
+        """Return the HTTP address, to pass to `Client`."""
         return self.addresses["HTTP"]
 
     @property
     def log(self) -> str:
-        """Everything the broker has printed."""
+        """Return everything that the broker has printed."""
         output = Path(self._output)
         return output.read_text() if output.exists() else self._printed
 
@@ -202,7 +202,7 @@ class ThrowawayBroker:
             )
 
     def wait_until_started(self) -> None:
-        """Ask over HTTP until the broker has started, and learn its addresses."""
+        """Wait until the broker answers over HTTP, and read its addresses."""
         assert self.process is not None
         deadline = time.monotonic() + START_SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
@@ -214,7 +214,7 @@ class ThrowawayBroker:
         raise RuntimeError(f"the broker did not start:\n{self.log}")
 
     def _ask(self, path: str) -> dict[str, Any]:
-        """Return what the broker answers, or an empty object. It may speak TLS."""
+        """Return the broker's answer, or an empty object. Tries HTTP and HTTPS."""
         context = ssl._create_unverified_context()
         for scheme in ("http", "https"):
             url = f"{scheme}://127.0.0.1:{self.ports['http']}{path}"
@@ -298,7 +298,7 @@ def _reserve_port() -> socket.socket:
 
 @pytest.fixture(scope="session")
 def penstock_url() -> Iterator[str]:
-    """The address of a broker for the tests: a temporary one, or PENSTOCK_TEST_URL."""
+    """Yield the address of a broker for the tests: a temporary one, or PENSTOCK_TEST_URL."""
     given = os.environ.get("PENSTOCK_TEST_URL")
     if given:
         yield given
@@ -309,14 +309,14 @@ def penstock_url() -> Iterator[str]:
 
 @pytest.fixture
 def penstock_broker() -> Iterator[ThrowawayBroker]:
-    """A broker that only this test uses: pass `penstock_broker.url` to a client."""
+    """Yield a broker that only this test uses. Pass `penstock_broker.url` to a client."""
     with ThrowawayBroker() as broker:
         yield broker
 
 
 @pytest.fixture
 def penstock_name() -> Callable[[str], str]:
-    """A function that returns names of queues, topics and groups that no other test uses."""
+    """Return a function that makes names of queues, topics and groups unique to a test."""
     suffix = uuid.uuid4().hex[:12]
 
     def name(word: str) -> str:
@@ -327,6 +327,6 @@ def penstock_name() -> Callable[[str], str]:
 
 @pytest.fixture
 def penstock_client(penstock_url: str) -> Iterator[SyncClient]:
-    """A client of the test broker. In async code: `async with Client(penstock_url) as client`."""
+    """Yield a client of the test broker. In async code, use `Client(penstock_url)` instead."""
     with SyncClient(penstock_url) as client:
         yield client

@@ -1,6 +1,6 @@
-"""The types of what the client returns, for annotations: `from penstock.types import PushResult`.
+"""The types that the client returns, for annotations: `from penstock.types import PushResult`.
 
-Programs catch errors from `penstock.errors` and construct what `penstock` itself exports.
+Programs catch errors from `penstock.errors`, and construct classes from `penstock` itself.
 """
 
 from penstock.client.admin import AdminClient, DeadLetterFilter

@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 
 import asyncpg
+import pytest
 
 from penstock.backup.dump import Dump, load
 from penstock.database.embedded import BINARIES, EmbeddedPostgres
+from penstock.errors import Unavailable
 from tests.backup.test_backup import penstock
 from tests.conftest import fresh_database
 from tests.support.wait import eventually
@@ -94,6 +96,18 @@ async def test_a_database_without_the_tables_is_named(
     output = await run("backup", str(tmp_path / "place"), code=1, **source)
     assert "cannot be backed up" in output
     assert "shared_batches" in output
+
+    refused = Dump(url, "penstock", None)
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(refused.__enter__)
+    observer = await asyncpg.connect(url)
+
+    async def its_connection_is_closed() -> bool:
+        connections = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        return bool(await observer.fetchval(connections) == 1)
+
+    await eventually(its_connection_is_closed)
+    await observer.close()
 
 
 async def test_a_backup_of_a_release_without_shared_topics_can_be_restored(

@@ -73,7 +73,7 @@ async def test_every_event_has_a_transaction_id_and_a_push_with_unknown_outcome_
         [result] = await buffer.push(items("1"))
         assert result.status == "buffered"
         assert result.transaction_id
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         assert store.payloads() == [b"1"]
 
 
@@ -121,7 +121,7 @@ async def test_new_pushes_go_behind_the_backlog_of_their_partition_and_only_of_t
         assert (await buffer.push(items(0, partition="b")))[0].status == "queued"
         assert (await buffer.push(items(1000, partition="a")))[0].status == "buffered"
         go_on.set()
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         assert (await buffer.push(items(1001, partition="a")))[0].status == "queued"
         assert store.payloads("q", "a") == [str(n).encode() for n in range(1002)]
 
@@ -330,7 +330,7 @@ async def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_go
         store.go(False)
         await buffer.push(items(f'"{"z" * 600}"'))
         store.go(True)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         assert [payload[1:2] for payload in store.payloads()] == [b"x", b"z"]
 
 
@@ -369,7 +369,7 @@ async def test_the_replay_rate_is_kept(tmp_path):
         await buffer.push(items(*range(300)))
         began = asyncio.get_running_loop().time()
         store.go(True)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         assert asyncio.get_running_loop().time() - began > 0.25
 
 
@@ -389,6 +389,6 @@ async def test_a_file_that_cannot_be_read_is_set_aside_and_the_next_ones_are_rep
         fs.open = refusing
         store.go(True)
         await eventually(lambda: store.payloads("q", "good") == [b"2"])
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         assert [path.name for path in fs.files if path.parent.name == "quarantine"] == [bad.name]
         assert buffer.report().quarantined == 1

@@ -120,7 +120,7 @@ async def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(data
         lines = b"".join(path.read_bytes() for path in buffer.directory.glob("*.buf"))
         assert SECRET.encode() not in lines
         await buffer.maintenance.switch(push=False)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         _, [pushed] = await buffer.push_lines(lines)
         assert pushed.status == "duplicate"
         await queues.database.fetch("DELETE FROM messages")
@@ -155,7 +155,7 @@ async def test_a_database_without_room_is_waited_for_and_order_is_kept(tmp_path,
         await eventually(lambda: tries > 8)  # it goes on trying, and blames no event
         assert buffer.failed.events == 0
         store.before = None
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         assert (await buffer.push(items(6)))[0].status == "queued"
         assert store.payloads() == [b"%d" % n for n in range(7)]
 

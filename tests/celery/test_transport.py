@@ -59,6 +59,76 @@ def test_waiting_is_one_long_request(url: str, queue: str, api: httpx.Client) ->
         assert pops(api) > before
 
 
+def test_all_queues_of_a_connection_share_one_pop(url: str, queue: str, api: httpx.Client) -> None:
+    """Tasks with and without priorities, broadcasts and replies."""
+
+    def waiting() -> int:
+        lines, metric = api.get("/metrics").text.splitlines(), "penstock_queue_waiting_pops "
+        return int(float(next(one for one in lines if one.startswith(metric)).split()[1]))
+
+    news = kombu.Exchange(f"{queue}-news", type="fanout")
+    answers = kombu.Exchange(f"{queue}-answers", type="direct", durable=False)
+    sources = {
+        "task": kombu.Queue(queue, routing_key=queue),
+        "urgent": kombu.Queue(f"{queue}-p", routing_key=f"{queue}-p", max_priority=10),
+        "news": kombu.Queue(f"{queue}-listener", news, auto_delete=True),
+        "answer": kombu.Queue(f"{queue}-mine", answers, routing_key="mine", auto_delete=True),
+    }
+    with kombu.Connection(url) as connection, kombu.Connection(url) as sender:
+        heard: list[str] = []
+        with kombu.Consumer(
+            connection, list(sources.values()), callbacks=[lambda body, _: heard.append(body)]
+        ):
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.5)
+            assert waiting() == 1
+            for body, target in sources.items():
+                before = pops(api)
+                kombu.Producer(sender).publish(
+                    body,
+                    exchange=target.exchange,
+                    routing_key=target.routing_key,
+                    declare=[target.exchange] if target.exchange else [],
+                    priority=9,
+                )
+                connection.drain_events(timeout=60)
+                assert pops(api) - before <= 2
+    assert heard == list(sources)
+
+
+def test_queues_take_turns_and_a_busy_consumer_hears_broadcasts_only(
+    url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "MAX_AHEAD", 0)
+    news = kombu.Exchange(f"{queue}-news", type="fanout")
+    queues = [kombu.Queue(f"{queue}-{name}", routing_key=f"{queue}-{name}") for name in "abc"]
+    listener = kombu.Queue(f"{queue}-listener", news, auto_delete=True)
+    with kombu.Connection(url) as connection, kombu.Connection(url) as sender:
+        producer = kombu.Producer(sender)
+        for number in range(3):
+            for one in queues:
+                producer.publish(number, routing_key=one.name, declare=[one])
+        received: list[kombu.Message] = []
+        consumer = kombu.Consumer(
+            connection, [*queues, listener], on_message=received.append, prefetch_count=1
+        )
+        with consumer:
+            for number in range(9):
+                connection.drain_events(timeout=60)
+                if number == 4:
+                    producer.publish("news", exchange=news, declare=[news])
+                    connection.drain_events(timeout=60)
+                    heard = received.pop()
+                    heard.ack()
+                    assert heard.payload == "news"
+                    with pytest.raises(TimeoutError):  # the window is full
+                        connection.drain_events(timeout=0.5)
+                received[-1].ack()
+    order = [message.delivery_info["routing_key"] for message in received]
+    for turn in (order[:3], order[3:6], order[6:]):
+        assert sorted(turn) == [one.name for one in queues]
+
+
 def put_later(url: str, queue: str) -> None:
     with kombu.Connection(url) as connection, connection.SimpleQueue(queue) as simple:
         simple.put({"late": True})

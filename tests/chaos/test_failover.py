@@ -52,7 +52,7 @@ async def outage(buffer, queues, take_down, bring_back, *, enough=300) -> Produc
     queued = producers.statuses["queued"]
     await eventually(lambda: producers.statuses["queued"] > queued + enough)
     await producers.finish()
-    await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+    await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
     producers.check(await delivered(queues, "orders"))
     assert producers.errors == []
     assert producers.statuses["buffered"] >= enough * 3
@@ -137,7 +137,9 @@ async def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(
         await producers.finish()
         await eventually(
             lambda: (
-                queues.database.healthy and buffer.status.pending == 0 and not buffer.backlog.held
+                queues.database.healthy
+                and buffer.status.pending == 0
+                and not buffer.backlog.held_partitions
             ),
             timeout=30,
         )
@@ -155,7 +157,7 @@ async def test_connections_killed_under_load_cost_nothing(server, url, scratch):
                 "AND application_name = 'penstock'"
             )
         await producers.finish()
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         producers.check(await delivered(queues, "orders"))
         assert producers.errors == []
 
@@ -171,7 +173,9 @@ async def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_aft
         await asyncio.to_thread(server.start)
         await eventually(
             lambda: (
-                queues.database.healthy and buffer.status.pending == 0 and not buffer.backlog.held
+                queues.database.healthy
+                and buffer.status.pending == 0
+                and not buffer.backlog.held_partitions
             )
         )
         assert [m.payload for m in (await queues.pop(PopRequest(queue="q"))).messages] == [b"1"]
@@ -190,7 +194,7 @@ async def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_rea
             await buffer.push(items(*range(start, start + 500)))
         await asyncio.to_thread(server.start)
         await eventually(lambda: buffer.failed.events == 1)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
         got = await delivered(queues, "q")
         assert [int(payload) for payload in got["Default"]] == [
             n for n in range(10_000) if n != 7777
@@ -246,13 +250,17 @@ async def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(
             assert len(accepted) > 300
             assert buffer.report().failover.bytes < 1 << 20
             await asyncio.to_thread(server.start)
-            await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+            await eventually(
+                lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions
+            )
             got = await delivered(queues, "q")
             assert [int(payload[-7:-1]) for payload in got["Default"]] == accepted
             await eventually(lambda: names(disk) == [])
             await asyncio.to_thread(server.stop)
             assert (await buffer.push(items(1)))[0].status == "buffered"  # room again, without help
             await asyncio.to_thread(server.start)
-            await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held)
+            await eventually(
+                lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions
+            )
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -1,12 +1,17 @@
 """A broker with shared topics while the database is down: what is refused, and what still works."""
 
+import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import confluent_kafka
 import httpx
 import pytest
+from websockets.asyncio.client import connect
 
+from penstock.client import Client
 from tests.support.broker import BrokerProcess
 from tests.support.postgres import Postgres
 from tests.support.wait import until
@@ -75,3 +80,104 @@ def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
         assert producer.flush(SECONDS) == 0
         assert failures == [None]
         assert sorted(stored("shared")) == ["after", "before", "kafka"]
+
+
+RECORDS = 24
+VALUES = [f"{i}:".ljust(700_000, "x") for i in range(RECORDS)]
+IN_DATABASE = "SELECT count(*) FROM penstock.shared_batches WHERE object IS NULL"
+IN_STORE = "SELECT count(*) FROM penstock.shared_batches"
+KNOWN = "penstock_shared_known_ranges"
+
+
+async def over_tcp(broker: BrokerProcess, offset: int) -> str:
+    async with (
+        Client(broker.url, timeout=SECONDS) as client,
+        client.topic("shared").reader(offset) as reader,
+    ):
+        return bytes((await anext(aiter(reader))).payload).decode()
+
+
+async def over_http(broker: BrokerProcess, offset: int) -> str:
+    async with httpx.AsyncClient(base_url=broker.url, timeout=SECONDS) as http:
+        answer = await http.get("/topics/shared/consume", params={"offset": offset})
+        found: str = answer.raise_for_status().json()[0]["payload"]
+        return found
+
+
+async def over_sse(broker: BrokerProcess, offset: int) -> str:
+    url = f"{broker.url}/topics/shared/stream"
+    async with (
+        httpx.AsyncClient(timeout=SECONDS) as http,
+        http.stream("GET", url, params={"offset": offset}) as stream,
+    ):
+        lines = (line async for line in stream.aiter_lines() if line.startswith("data:"))
+        record = json.loads((await anext(lines))[5:])
+        assert record["offset"] == offset
+        return str(record["payload"])
+
+
+async def over_websocket(broker: BrokerProcess, offset: int) -> str:
+    request = {"command": "subscribe_topic_request", "topic": "shared", "start_offset": offset}
+    async with connect(broker.websocket, max_size=None) as socket:
+        await socket.send(json.dumps({**request, "req_id": 1}))
+        while True:
+            answer = json.loads(await socket.recv())
+            if "messages" in answer:
+                return str(answer["messages"][0]["payload"])
+
+
+async def over_kafka(broker: BrokerProcess, offset: int) -> str:
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.kafka, "group.id": "none", "enable.auto.commit": False}
+    )
+    try:
+        consumer.assign([confluent_kafka.TopicPartition("shared", 0, offset)])
+        [record] = consumer.consume(1, SECONDS)
+        assert (record.error(), record.offset()) == (None, offset)
+        return bytes(record.value()).decode()
+    finally:
+        consumer.close()
+
+
+def test_records_in_object_storage_are_read_that_nobody_has_read_before(
+    server: Postgres, tmp_path: Path
+) -> None:
+    """By every protocol, through a broker that has more to read than it has memory for."""
+    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
+    tier = tmp_path / "tier"
+    settings = {"database__acquire_timeout": 2, "topics__shared_tier": f"file://{tier}"}
+    moving = settings | {"topics__tier_interval": 0.2, "topics__tier_delay": 0}
+    with (
+        BrokerProcess(tmp_path / "mover", database_url=url, **moving),
+        BrokerProcess(
+            tmp_path / "broker", database_url=url, topics__shared_cache="1Mi", **settings
+        ) as broker,
+        httpx.Client(base_url=broker.url, timeout=SECONDS) as http,
+    ):
+        http.post("/topics/shared?placement=shared").raise_for_status()
+        for value in VALUES:
+            http.post("/topics/shared/produce", json={"payload": value}).raise_for_status()
+
+        def known() -> int:
+            [line] = [
+                one for one in http.get("/metrics").text.splitlines() if one.startswith(KNOWN)
+            ]
+            return int(float(line.split()[-1]))
+
+        until(lambda: server.sql(IN_DATABASE) == 0, SECONDS, "everything is in object storage")
+        until(lambda: known() == server.sql(IN_STORE), SECONDS, "the broker knows where")
+        server.kill()
+        refused = {"payload": ""}
+        until(
+            lambda: http.post("/topics/shared/produce", json=refused).status_code == 503,
+            SECONDS,
+            "it is noticed",
+        )
+        protocols = (over_tcp, over_http, over_sse, over_websocket, over_kafka)
+        for i, read in enumerate(protocols * 2):
+            assert asyncio.run(read(broker, 2 * i)) == VALUES[2 * i], read.__name__
+        # An object that is not there any more is an error that says so, and not another record.
+        shutil.rmtree(tier)
+        answer = http.get("/topics/shared/consume", params={"offset": 1})
+        assert (answer.status_code, "any more" in answer.text) == (503, True), answer.text
+        assert int(answer.headers["retry-after"]) > 0

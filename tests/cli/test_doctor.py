@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("cli")
 
 
 def diagnosis(broker: BrokerProcess, *words: str, code: int = 1) -> dict[str, str]:
-    """What was found, with the command that mends it."""
+    """What was found, with the command that fixes it."""
     env = {"PENSTOCK_DATA_DIRECTORY": str(broker.data_dir), "PENSTOCK_URL": broker.url}
     if broker.database_url:
         env["DATABASE_URL"] = broker.database_url
@@ -28,11 +28,11 @@ def diagnosis(broker: BrokerProcess, *words: str, code: int = 1) -> dict[str, st
     shell.env |= env
     report: dict[str, Any] = json.loads(shell.run("doctor", "--json", *words, code=code).stdout)
     assert report["skipped"] == []
-    return {one["what"]: one["mend"] for one in report["findings"]}
+    return {one["what"]: one["fix"] for one in report["findings"]}
 
 
-def mended(found: dict[str, str], *words: str) -> str:
-    (command,) = [mend for what, mend in found.items() if all(word in what for word in words)]
+def fix_of(found: dict[str, str], *words: str) -> str:
+    (command,) = [fix for what, fix in found.items() if all(word in what for word in words)]
     return command
 
 
@@ -67,24 +67,24 @@ def ill(tmp_path_factory) -> Iterator[BrokerProcess]:
         server.__exit__(None, None, None)
 
 
-def test_everything_that_will_hurt_is_found_with_what_mends_it(ill):
+def test_everything_that_will_hurt_is_found_with_what_fixes_it(ill):
     found = diagnosis(ill)
-    assert "auth.enabled=true" in mended(found, "is admin: no tokens", "http_server (0.0.0.0)")
+    assert "auth.enabled=true" in fix_of(found, "is admin: no tokens", "http_server (0.0.0.0)")
     for name in ("fsync", "synchronous_commit", "full_page_writes", "autovacuum"):
-        assert f"ALTER SYSTEM SET {name} = on" in mended(found, f"PostgreSQL has {name} off")
-    assert mended(found, "topics.fsync is never") == "penstock serve --set topics.fsync=group"
-    assert "exporter.queue.fsync=always" in mended(found, "exporter.queue.fsync is interval")
-    assert "max_connections = " in mended(found, "connections", "PostgreSQL allows")
-    assert mended(found, "queue orders keeps completed messages for ever").startswith(
+        assert f"ALTER SYSTEM SET {name} = on" in fix_of(found, f"PostgreSQL has {name} off")
+    assert fix_of(found, "topics.fsync is never") == "penstock serve --set topics.fsync=group"
+    assert "exporter.queue.fsync=always" in fix_of(found, "exporter.queue.fsync is interval")
+    assert "max_connections = " in fix_of(found, "connections", "PostgreSQL allows")
+    assert fix_of(found, "queue orders keeps completed messages forever").startswith(
         "penstock queue configure orders retentionEnabled=true"
     )
-    assert "topics.retention_age" in mended(found, "topics keep their records for ever")
-    assert "buffer.max_bytes=" in mended(found, "room for 1.0 MiB; 4 h without PostgreSQL")
-    assert mended(found, "8 consumers of orders@g share one partition") == (
+    assert "topics.retention_age" in fix_of(found, "topics keep their records forever")
+    assert "buffer.max_bytes=" in fix_of(found, "room for 1.0 MiB; 4 h without PostgreSQL")
+    assert fix_of(found, "8 consumers of orders@g share one partition") == (
         "penstock queue configure orders ordering=none"
     )
-    assert "LimitNOFILE=" in mended(found, "files, and http_server.max_connections is 50000000")
-    assert mended(found, "no backup was made") == "penstock backup PLACE"
+    assert "LimitNOFILE=" in fix_of(found, "files, and http_server.max_connections is 50000000")
+    assert fix_of(found, "no backup has been made") == "penstock backup PLACE"
     assert len(found) == 14
 
 
@@ -93,12 +93,12 @@ def test_clocks_and_versions_that_differ_are_found(ill, monkeypatch):
     monkeypatch.setattr(doctor.time, "time", lambda: now() + 300)
     monkeypatch.setattr(doctor, "__version__", "0.1.9")
     found = diagnosis(ill)
-    assert "set-ntp" in mended(found, "clocks", "this machine differ by 5 min")
-    assert "set-ntp" in mended(found, "clocks", "PostgreSQL differ by 5 min")
-    assert "pip install" in mended(found, "the brokers have", "0.1.9")
+    assert "set-ntp" in fix_of(found, "clocks", "this machine differ by 5 min")
+    assert "set-ntp" in fix_of(found, "clocks", "PostgreSQL differ by 5 min")
+    assert "pip install" in fix_of(found, "the brokers have", "0.1.9")
 
 
-def test_the_commands_mend_what_was_found(broker, tmp_path):
+def test_the_commands_fix_what_was_found(broker, tmp_path):
     shell = Shell(broker)
     shell.env |= {
         "PENSTOCK_DATA_DIRECTORY": str(broker.data_dir),
@@ -106,15 +106,15 @@ def test_the_commands_mend_what_was_found(broker, tmp_path):
     }
     shell.run("backup", str(tmp_path / "copy"))
     report = json.loads(shell.run("doctor", "--json", "--fail-on", "error").stdout)
-    found = {one["what"]: one["mend"] for one in report["findings"]}
-    assert "no backup was made" not in found
-    for what, mend in found.items():
-        if mend.startswith("penstock queue configure"):
-            shell.run(*mend.split()[1:])
+    found = {one["what"]: one["fix"] for one in report["findings"]}
+    assert "no backup has been made" not in found
+    for what, fix in found.items():
+        if fix.startswith("penstock queue configure"):
+            shell.run(*fix.split()[1:])
         else:  # tests share this broker: its topics are theirs
             assert "topics keep their records" in what
     report = json.loads(shell.run("doctor", "--json", "--fail-on", "error").stdout)
-    assert [one for one in report["findings"] if "queue" in one["mend"]] == []
+    assert [one for one in report["findings"] if "queue" in one["fix"]] == []
 
 
 def test_a_broker_on_another_machine_is_checked_as_far_as_its_api_shows_it(broker, monkeypatch):

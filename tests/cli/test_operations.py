@@ -56,7 +56,7 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
         assert [one["name"] for one in about["routes"]] == [name]
         shell.run("status", "--check", code=2)
         shown = shell.run("status").stdout
-        assert shown.startswith("level\twhat\tfor (s)\tlook with penstock\nerror\t")
+        assert shown.startswith("level\twhat\tfor (s)\tcommand\nerror\t")
         for part in ("PostgreSQL", "queues", "topics", "routes", "pipelines", "buffers", "disk"):
             assert f"\n{part}\t" in shown
         assert "records wait" in shell.run("route", "delete", name, code=2).output  # nobody to ask

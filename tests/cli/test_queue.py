@@ -74,9 +74,10 @@ def test_a_pop_says_when_there_is_no_such_queue(shell, queue, caplog):
 def test_queues_are_configured_listed_described_and_deleted(shell, queue):
     (made,) = shell.lines("configure", queue, "leaseTime=30", "ordering=none", "--namespace", "ns")
     assert (made["options"]["leaseTime"], made["options"]["ordering"]) == (30, "none")
-    assert (
-        "unknown option: leaseTimes" in shell.run("configure", queue, "leaseTimes=3", code=1).output
-    )
+    refused = shell.run("configure", queue, "leaseTimes=3", code=1).output
+    assert "unknown option: leaseTimes; did you mean leaseTime?" in refused
+    refused = shell.run("configure", queue, "colour=3", code=1).output
+    assert "the options are leaseTime, " in refused
     shell.run("configure", queue, "retryLimit=7")
     assert "option=value" in shell.run("configure", queue, "retryLimit", code=2).output
     shell.run("push", queue, "1", "2")
@@ -168,6 +169,12 @@ def test_stored_messages_are_looked_at_without_taking_them(shell, queue):
     assert json.dumps({"n": 1}) in json.dumps(shell.lines("message", *where))
     shell.run("message", *where, "--delete", "--yes")
     assert shell.lines("messages", queue, "--json") == [[]]
+
+
+def test_a_push_of_empty_standard_input_says_that_nothing_was_pushed(shell, queue):
+    said = f"penstock: no messages were pushed to {queue}: standard input is empty\n"
+    assert shell.run("push", queue).output == said
+    assert shell.run("push", queue, "--quiet").output == ""
 
 
 def test_a_group_is_forgotten(shell, queue):

@@ -35,7 +35,7 @@ def test_serve_refuses_to_send_past_the_queue_and_says_why(tmp_path: Path, datab
         timeout=100,
     )
     assert run.returncode != 0
-    assert "always_queue: false is not offered: everything goes through the queue" in run.stderr
+    assert "always_queue: false is not supported: without the queue, a batch" in run.stderr
     run = subprocess.run(
         [*command, "-queue-max-sise", "1"], capture_output=True, text=True, check=False, timeout=100
     )

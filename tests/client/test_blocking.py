@@ -1,14 +1,19 @@
 """Blocking requests to several brokers, against servers that misbehave."""
 
+import inspect
+import re
 import socket
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from penstock.client.blocking import BlockingBrokers, Line
+import penstock.blocking
+from penstock.blocking import BlockingBrokers, Line
 from penstock.errors import Unavailable
+from tests.support.broker import BrokerProcess
 from tests.support.ports import free_port
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
@@ -98,3 +103,19 @@ def test_no_broker_is_unavailable_after_the_patience() -> None:
     line = Line(BlockingBrokers([f"http://127.0.0.1:{free_port()}"]))
     with pytest.raises(Unavailable, match="cannot connect"):
         line.json("GET", "/x", retry_for=0.2)
+
+
+def test_the_example_of_the_module_takes_and_settles_from_several_queues(
+    broker: BrokerProcess, queue: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [code] = re.findall(r"\n\n((?:    .*\n)+)", inspect.getsource(penstock.blocking))
+    code = textwrap.dedent(code).replace("http://127.0.0.1:6632", broker.url)
+    code = code.replace('"orders"', f'"{queue}"').replace('"mail"', f'"{queue}-mail"')
+    line = Line(BlockingBrokers([broker.url]))
+    for name in (f"{queue}-mail", queue):
+        line.json("POST", "/api/v1/push", body={"items": [{"queue": name, "payload": name}]})
+        exec(code, vars(penstock.blocking).copy())
+        assert capsys.readouterr().out == f"{name} {name}\n"
+        about = line.json("GET", "/api/v1/resources/queues", name)
+        assert (about["totals"]["pending"], about["totals"]["processing"]) == (0, 0)
+    line.close()

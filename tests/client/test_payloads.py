@@ -33,7 +33,7 @@ class Reading:
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
-        (float("nan"), "the payload is nan, which JSON cannot say"),
+        (float("nan"), "the payload is nan, which JSON cannot represent"),
         ({"prices": [1.5, {"eur": float("-inf")}]}, r"the payload's prices\[1\].eur is -inf"),
         (b'{"id": 7}', r"the payload is bytes.*msgspec.Raw"),
         ({"body": bytearray(b"x")}, r"the payload's body is bytearray.*base64"),

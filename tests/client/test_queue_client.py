@@ -193,3 +193,40 @@ def test_plain_code_uses_the_same_client(broker, queue):
 def test_what_a_message_cannot_have_is_refused_before_it_is_sent(about: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         new_item("q", 1, **about)
+
+
+async def test_one_pop_takes_from_several_queues(broker, queue):
+    addresses = [f"{queue}-a/c-1@billing", f"{queue}-b"]
+    async with Client(broker.url) as client:
+        for address, partition in (
+            (f"{queue}-a", "c-2"),
+            (f"{queue}-a", "c-1"),
+            (f"{queue}-b", "x"),
+        ):
+            await client.push_many(
+                address, [f"{partition}-{n}" for n in range(4)], partition=partition
+            )
+        first = await client.pop(addresses, batch=1)
+        second = await client.pop(addresses, batch=9, wait=5)
+        assert [m.data for m in [*first, *second]] == ["c-1-0", *(f"x-{n}" for n in range(4))]
+        assert [(m.queue, m.consumer_group) for m in (first[0], second[0])] == [
+            (f"{queue}-a", "billing"),
+            (f"{queue}-b", "__QUEUE_MODE__"),
+        ]
+        await client.ack([*first, *second])
+        await client.push_many(f"{queue}-b", ["y-0", "y-1"], partition="y")
+        taken = []
+        async for message in client.take(addresses, limit=5):
+            taken.append(message.data)
+            await message.ack()
+        assert sorted(taken) == ["c-1-1", "c-1-2", "c-1-3", "y-0", "y-1"]
+        assert {one[0] for one in taken[:2]} == {"c", "y"}  # they take turns
+
+
+def test_the_plain_client_pops_from_several_queues(broker, queue):
+    with SyncClient(broker.url) as client:
+        client.push(f"{queue}-b", 1)
+        [message] = client.pop([queue, f"{queue}-b"], wait=5)
+        assert (message.queue, message.data) == (f"{queue}-b", 1)
+        message.ack()
+        assert [m.data for m in client.take([queue, f"{queue}-b"], idle=0)] == []

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import penstock
+import penstock.blocking
 import penstock.client
 import penstock.types
 from penstock import (
@@ -70,8 +71,8 @@ def public(kind: type) -> dict[str, typing.Any]:
     }
 
 
-def exports() -> typing.Iterator[tuple[str, typing.Any]]:
-    for home in (penstock.client, penstock.types):
+def exports(*more: typing.Any) -> typing.Iterator[tuple[str, typing.Any]]:
+    for home in (penstock.client, penstock.types, *more):
         yield from ((name, getattr(home, name)) for name in home.__all__)
 
 
@@ -121,7 +122,7 @@ def test_nothing_public_takes_any_option_or_answers_with_a_dictionary() -> None:
 
 def test_every_public_class_and_method_says_what_it_does() -> None:
     silent = []
-    for name, exported in exports():
+    for name, exported in exports(penstock.blocking):
         if inspect.isclass(exported) and exported.__module__.startswith("penstock"):
             own = [
                 f"{name}.{method}"
@@ -144,6 +145,7 @@ def test_the_root_exports_what_the_client_exports() -> None:
 def test_the_surface_fits_in_the_head() -> None:
     assert len(penstock.client.__all__) <= 25
     assert len(public(Client)) <= 22
+    assert len(penstock.blocking.__all__) <= 5
 
 
 @pytest.mark.parametrize(

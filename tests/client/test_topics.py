@@ -26,6 +26,7 @@ from penstock.net.addresses import parse_addresses
 from penstock.net.retry import Backoff
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
+from tests.support.ports import free_port
 from tests.support.served import Served, serving, serving_in_thread
 from tests.support.wait import eventually
 
@@ -233,6 +234,40 @@ async def test_without_a_broker_everything_fails_in_time(tmp_path: Path) -> None
             await producer.close()
         with pytest.raises(Unavailable):
             await delivery
+
+
+@contextlib.asynccontextmanager
+async def speaking_http() -> AsyncIterator[str]:
+    """A web server, whose answer "HTTP/1.1" read as our frame is 1.4 GB long."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def test_a_port_with_another_protocol_is_reported_as_such() -> None:
+    async with speaking_http() as address:
+        async with Client(topics=address, timeout=0.5) as client:
+            with pytest.raises(Unavailable, match="does not speak Penstock's TCP protocol"):
+                await client.topic("t").info()
+        with pytest.raises(InvalidRequest, match="does not speak Penstock's TCP protocol"):
+            await asyncio.to_thread(append_blocking, address)
+
+
+async def test_a_wait_for_the_first_connection_is_logged_when_it_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Client(topics=f"127.0.0.1:{free_port()}", timeout=30.0) as client:
+        asking = asyncio.create_task(client.topic("t").info())
+        await eventually(lambda: any("waits for the broker" in line for line in caplog.messages))
+        assert not asking.done()
+        asking.cancel()
 
 
 def append_blocking(address: str) -> None:

@@ -112,7 +112,7 @@ def test_a_changed_file_starts_them_again(broker, queue, tmp_path):
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ("shop", "write module:client"),
+        ("shop", "write MODULE:CLIENT"),
         ("shp:client", "there is no module 'shp' here"),
         ("shop:handle", "shop:handle is a Consumer, not a penstock.Client or SyncClient"),
         ("shop:clint", "module 'shop' has no attribute 'clint'; did you mean 'client'?"),
@@ -167,7 +167,7 @@ def test_nothing_to_run_ends_the_command(tmp_path):
         timeout=100,
     )
     assert run.returncode == 2
-    assert run.stderr.startswith("penstock: there is no module 'shp' here")
+    assert run.stderr.startswith("penstock: module 'shp' does not exist here")
 
 
 SLOW_MODULE = """

@@ -77,8 +77,8 @@ async def test_what_is_cancelled_before_it_is_sent_is_not_sent() -> None:
     assert sent == [1]
 
 
-async def test_a_result_whose_request_was_cancelled_meanwhile_is_unclaimed() -> None:
-    unclaimed: list[str] = []
+async def test_a_result_whose_request_was_cancelled_meanwhile_is_given_back() -> None:
+    returned: list[str] = []
     under_way = asyncio.Event()
     answered = asyncio.Event()
 
@@ -87,13 +87,13 @@ async def test_a_result_whose_request_was_cancelled_meanwhile_is_unclaimed() -> 
         await answered.wait()
         return [str(request) for request in requests]
 
-    batching = batcher(call, unclaimed=unclaimed.append)
+    batching = batcher(call, give_back=returned.append)
     future = batching.submit(7)
     await under_way.wait()
     future.cancel()
     answered.set()
     await batching.drain()
-    assert unclaimed == ["7"]
+    assert returned == ["7"]
 
 
 async def test_a_request_made_in_the_turn_in_which_a_call_ends_is_sent() -> None:

@@ -53,7 +53,7 @@ def test_of_two_that_take_writes_the_higher_timeline_wins_and_the_other_must_be_
         for bound in (None, server(A), server(B, 2)):
             choice = choose(sights(*order), bound)
             assert choice.server == server(B, 2)
-            assert "a:5432 (timeline 1) takes writes" in choice.warning
+            assert "a:5432 (timeline 1) accepts writes" in choice.warning
             assert "must be fenced" in choice.warning
 
 
@@ -96,5 +96,5 @@ def test_when_none_can_be_used_each_host_has_its_reason():
     choice = choose(sights(A, server(B, writable=False)), None)
     assert (
         choice.reason
-        == "a:5432: does not answer; b:5432: takes no writes (a standby, or set to read only)"
+        == "a:5432: does not answer; b:5432: refuses writes (a standby, or set to read only)"
     )

@@ -1,4 +1,4 @@
-"""Topics of this release in a data directory that release 0.2.0 opens: upgrade, and back again.
+"""Topics of this release in a data directory, or on a database, that release 0.2.0 uses too.
 
 0.2.0 does not know record batches. It is the commit that set this version; `PENSTOCK_PREVIOUS` names
 another one.
@@ -112,6 +112,40 @@ def test_0_2_0_leaves_record_batches_alone_and_appends_to_the_topics_it_knows(
         assert asyncio.run(read_all(broker, "plain")) == [b"1", b"2", b"3"]
         assert asyncio.run(read_all(broker, "keyed")) == [b"%d" % number for number in range(100)]
         produce_with_keys(broker, "keyed", range(100, 110))
+
+
+async def push_and_take(pushing: BrokerProcess, taking: BrokerProcess, data: str) -> None:
+    async with Client(pushing.url) as client:
+        await client.push("jobs", data)
+    async with Client(taking.url) as client:
+        message = await anext(aiter(client.take("jobs")))
+        assert message.data == data
+        await message.ack()
+
+
+def test_0_2_0_serves_queues_and_does_not_see_shared_topics_beside_this_release(
+    database: str, tmp_path: Path, previous: Path
+) -> None:
+    with old_broker(tmp_path / "old", database, previous) as old:
+        asyncio.run(push_and_take(old, old, "alone"))
+        with BrokerProcess(tmp_path / "new", database_url=database) as new:
+            call(f"{new.url}/topics/orders?placement=shared", "POST")
+            asyncio.run(produce(new, "orders", b"1", b"2"))
+            asyncio.run(push_and_take(old, new, "to this release"))
+            asyncio.run(push_and_take(new, old, "to 0.2.0"))
+            assert "orders" not in set(call(f"{old.url}/topics"))
+            assert call(f"{old.url}/topics/orders/consume") == []  # as for any unknown topic
+            asyncio.run(produce(old, "orders", b"local"))  # a topic of its own, on its own disk
+            asyncio.run(produce(new, "orders", b"3"))
+            assert asyncio.run(read_all(old, "orders")) == [b"local"]
+            assert asyncio.run(read_all(new, "orders")) == [b"1", b"2", b"3"]
+            old.stop()
+            old.start()  # it joins the database that this release has migrated
+            asyncio.run(push_and_take(old, new, "once more"))
+        asyncio.run(push_and_take(old, old, "alone again"))
+        assert not re.search("error|traceback", old.log, re.IGNORECASE), old.log
+    with BrokerProcess(tmp_path / "new", database_url=database) as new:
+        assert asyncio.run(read_all(new, "orders")) == [b"1", b"2", b"3"]
 
 
 def test_a_name_that_0_2_0_used_for_another_topic_is_refused_and_both_stay(

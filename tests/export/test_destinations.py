@@ -109,3 +109,5 @@ def test_retry_after_is_seconds_or_a_date():
     ) == pytest.approx(90)
     assert parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
     assert parse_retry_after("soon") is None
+    for endless in ("inf", "1e999", "nan"):  # a route must not wait for ever
+        assert parse_retry_after(endless) is None

@@ -479,7 +479,7 @@ async def test_a_route_made_over_the_api_is_there_after_a_restart_and_goes_when_
             route = running.get("made")
             assert route.paused == "for the test"
             assert route.queue.count == 1
-            with pytest.raises(Conflict, match="still holds 1 records"):
+            with pytest.raises(Conflict, match="still has 1 records"):
                 await running.delete("made")
             with pytest.raises(Conflict, match="part of the configuration"):
                 await running.delete("fixed")

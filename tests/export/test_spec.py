@@ -213,14 +213,14 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
             web() | {"source": {"queue": "q", "group": "a\0b"}},
             "source.group: consumerGroup contains a NUL",
         ),
-        (table("ev\0ents"), "destination.table holds a control character: 'ev\\x00ents'"),
-        (table("events\n"), "destination.table holds a control character"),
-        (table("t", column="a\x7f"), "destination.column holds a control character"),
+        (table("ev\0ents"), "destination.table contains a control character: 'ev\\x00ents'"),
+        (table("events\n"), "destination.table contains a control character"),
+        (table("t", column="a\x7f"), "destination.column contains a control character"),
         (table("a..b"), "1 to 63 bytes"),
         (table("t" * 64), "1 to 63 bytes"),
         (
             {"destination": {"type": "queue", "queue": "a\0b"}},
-            "destination.queue holds a control character",
+            "destination.queue contains a control character",
         ),
         (
             {"destination": {"type": "queue", "queue": "q", "partition": "\t"}},

@@ -34,7 +34,7 @@ def test_a_pipeline_that_is_silent_is_lost_since_its_last_report(tmp_path):
     assert problems.look(now, {}, {}, None, []) == []
     now += LOST_AFTER_SECONDS + 1
     (problem,) = problems.look(now, {}, {}, None, [])
-    assert problem.text == "pipeline rollup is lost: it does not report any more"
+    assert problem.text == "pipeline rollup is lost: it has stopped reporting"
     assert (problem.level, problem.since, problem.path) == ("error", 1_000_000, "/pipelines")
 
 
@@ -57,7 +57,7 @@ def test_too_many_open_files_are_a_problem_before_connections_are_cut_off(tmp_pa
     opened.set(91)
     (problem,) = problems.look(10.0, {}, {}, None, [])
     assert problem.level == "warning"
-    assert "more will be cut off" in problem.text
+    assert "close to its limit of open files" in problem.text
 
 
 def test_a_handler_that_hangs_and_handlers_that_idle_are_problems(tmp_path):
@@ -72,7 +72,7 @@ def test_a_handler_that_hangs_and_handlers_that_idle_are_problems(tmp_path):
     seen = problems_of(Pipelines(tmp_path)).look(2000.0, {}, {}, None, [], consumers)
     assert [(one.text, one.since, one.path) for one in seen] == [
         (
-            "a handler of orders@billing at hangs has been in flight for long",
+            "a handler of orders@billing at hangs has been running for more than 10 minutes",
             980_000,
             "/queues/orders",
         ),

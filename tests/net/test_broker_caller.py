@@ -106,6 +106,22 @@ def test_whether_anything_was_sent_is_told_apart() -> None:
         BrokerCaller(f"http://127.0.0.1:{port}").call("GET", "/x")
 
 
+def test_a_port_that_does_not_speak_http_is_reported_as_such() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"\xff\x01\x00\x00\x00\x02no")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConnectionLost, match="does not speak HTTP"):
+            BrokerCaller(f"http://127.0.0.1:{listener.getsockname()[1]}").call("GET", "/x")
+        thread.join()
+
+
 def test_a_caller_outlives_its_broker() -> None:
     with answering(lambda _: json_response("first")) as url:
         caller = BrokerCaller(url, patience=30.0)
@@ -127,5 +143,5 @@ def test_an_answer_that_is_no_json_is_not_a_brokers(body: bytes) -> None:
 
 @pytest.mark.parametrize("url", ["", "ftp://a", "http://", "http://a:b", "http://[::1"])
 def test_a_wrong_url_says_what_a_right_one_is(url: str) -> None:
-    with pytest.raises(InvalidRequest, match="http://host:6632"):
+    with pytest.raises(InvalidRequest, match="http://HOST:6632"):
         BrokerCaller(url)

@@ -2,17 +2,20 @@
 to kill of it.
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from tests.support import guard
 from tests.support.wait import until
 
+ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 ENV = {
     **os.environ,
@@ -120,6 +123,51 @@ class Cluster:
         )
         for process in self._processes:
             process.wait()
+
+
+class ClusterDriver:
+    """A process that runs programs of `once_driver` on the cluster, in one JVM."""
+
+    def __init__(self, master: str, log: Path, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "tests.pipeline.once_driver", master]
+        self._log = log
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                env={**ENV, **environment},
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        guard.watch(self._process.pid)
+
+    def run(self, program: str, cores: int, **arguments: str) -> Any:
+        """The program's result; RuntimeError with what it raised. It gives its cores back when the
+        next one begins."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([program, cores, arguments]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, self._log.read_text()[-6000:]
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer.get("result")
+
+    def release(self) -> None:
+        """Give all cores back to the cluster."""
+        self.run("", 0)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            kill_all([psutil.Process(self._process.pid)])
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def _command(process: psutil.Process) -> str:

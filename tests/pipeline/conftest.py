@@ -5,13 +5,14 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import fresh_database
-from tests.pipeline.cluster import Cluster
+from tests.pipeline.cluster import Cluster, ClusterDriver
 from tests.support.broker import BrokerProcess
 from tests.support.object_stores import BUCKET, CREDENTIALS, s3_process
 from tests.support.postgres import JDBC_DRIVER
@@ -53,6 +54,22 @@ def spark() -> Iterator[Any]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def running_driver(
+    cluster: Cluster, s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterDriver]:
+    log = tmp_path_factory.mktemp("driver") / "log"
+    with closing(ClusterDriver(cluster.url, log, s3)) as driver:
+        yield driver
+
+
+@pytest.fixture
+def driver(running_driver: ClusterDriver) -> Iterator[ClusterDriver]:
+    """Runs programs on the cluster. It knows the S3 endpoint, which the cluster's machines do not."""
+    yield running_driver
+    running_driver.release()
 
 
 Append = Callable[..., None]

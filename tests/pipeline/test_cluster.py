@@ -13,7 +13,7 @@ import pytest
 
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
-from tests.pipeline.cluster import ENV, SMALL
+from tests.pipeline.cluster import ENV, on_cores
 from tests.pipeline.support import batch_rows
 from tests.pipeline.test_lake import grow
 from tests.support import guard
@@ -36,7 +36,7 @@ trigger: 200 milliseconds
 checkpoint: {tmp_path}/checkpoint
 broker: {tcp}
 url: {server.url}
-spark: {json.dumps(SMALL)}
+spark: {json.dumps(on_cores(2))}
 """)
     command = [
         sys.executable,
@@ -68,45 +68,13 @@ spark: {json.dumps(SMALL)}
     )  # executors ran there
 
 
-IN_A_BUCKET = """
-import json, sys
-from penstock import pipeline
-from penstock.pipeline.jobs.archive import Origin, archive, read_archive
-from penstock.pipeline.session import build
-from tests.pipeline.cluster import SMALL
-from tests.pipeline.test_lake import TOPIC, age_out
-from pathlib import Path
-
-master, lake, topics, checkpoint = sys.argv[1:]
-spark = build("bucket", master, SMALL)
-done = archive(spark, lake, Origin(topic=TOPIC, directory=topics))
-age_out(Path(topics), 4)
-offsets = lambda frame: sorted(row.offset for row in frame.select("offset").collect())
-table = pipeline.table(spark, TOPIC, lake, directory=topics)
-options = {"topic": TOPIC, "directory": topics, "archive": lake, "maxOffsetsPerTrigger": "50"}
-stream = spark.readStream.format("penstock").options(**options).load()
-writer = stream.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
-writer.start(f"{checkpoint}-copy").awaitTermination()
-answers = [done.rows, offsets(table), offsets(spark.read.parquet(f"{checkpoint}-copy"))]
-answers.append(read_archive(spark, lake, topic=TOPIC).count())
-print(json.dumps(answers))
-"""
-
-
 @pytest.mark.spark
 def test_a_cluster_whose_machines_know_no_bucket_archives_to_one_and_reads_it(
-    cluster, s3, bucket, write_topic, tmp_path
+    driver, bucket, write_topic, tmp_path
 ) -> None:
     """The driver's variables reach the tasks; no jar of an S3 connector is there."""
-    topics = tmp_path / "topics"
-    grow(write_topic, topics, range(120))
-    command = [sys.executable, "-c", IN_A_BUCKET, cluster.url, bucket, str(topics)]
-    run = subprocess.run(
-        [*command, str(tmp_path / "checkpoint")],
-        env={**ENV, **s3},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stderr
+    topics, checkpoint = str(tmp_path / "topics"), str(tmp_path / "checkpoint")
+    grow(write_topic, tmp_path / "topics", range(120))
+    answers = driver.run("bucket", 2, lake=bucket, topics=topics, checkpoint=checkpoint)
     everything = list(range(120))
-    assert json.loads(run.stdout) == [120, everything, everything, 120]
+    assert answers == [120, everything, everything, 120]

@@ -40,7 +40,7 @@ def test_the_readme_counts_a_topic_with_spark(spark, server, tcp, capsys) -> Non
         topic = f"numbers-{uuid.uuid4().hex[:8]}"
         link.append(frames.produce_batch(topic, [b"%d" % i for i in range(1, 1501)]))
     code = snippet(
-        "README.md", "penstock.pipeline", {"127.0.0.1:12345": tcp, '"numbers"': f'"{topic}"'}
+        "README.md", "penstock.pipeline", {"127.0.0.1:12345": tcp, '"readings"': f'"{topic}"'}
     )
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.split() == ["1000"]

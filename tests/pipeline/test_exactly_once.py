@@ -2,11 +2,7 @@
 exist, on however few cores a batch is continued, and though sums of floats differ.
 """
 
-import json
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +10,6 @@ import pytest
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
 from tests.conftest import fresh_database
-from tests.pipeline.cluster import ENV
 from tests.pipeline.once_driver import PER_TASK, TASKS
 from tests.pipeline.support import batch_rows
 from tests.pipeline.test_changed_rows import RECORDS, Flow
@@ -22,7 +17,6 @@ from tests.support.broker import BrokerProcess
 from tests.support.wait import until
 
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -117,27 +111,18 @@ def test_ties_are_written_in_the_same_order_whatever_order_they_come_in(spark, t
     ]
 
 
-def run_on(cluster: Any, mode: str, cores: int, broker: str, tag: str) -> Any:
-    arguments = {"mode": mode, "master": cluster.url, "cores": str(cores)}
-    arguments |= {"broker": broker, "tag": tag}
-    command = [sys.executable, "-m", "tests.pipeline.once_driver", json.dumps(arguments)]
-    return subprocess.run(command, env=ENV, cwd=ROOT, capture_output=True, text=True, timeout=360)
-
-
-def test_a_batch_that_was_begun_on_two_cores_is_continued_on_one(cluster, tcp, tag) -> None:
+def test_a_batch_that_was_begun_on_two_cores_is_continued_on_one(driver, tcp, tag) -> None:
     """The first task has not written, and would wait for three others on the only core."""
-    begun = run_on(cluster, "begin", 2, tcp, tag)
-    assert "broken step" in begun.stderr
+    with pytest.raises(RuntimeError, match="broken step"):
+        driver.run("begin", 2, broker=tcp, tag=tag)
     with TopicLink(tcp, 20) as link:
         assert link.info(f"out-{tag}").next_offset == (TASKS - 1) * PER_TASK
-    done = run_on(cluster, "go on", 1, tcp, tag)
-    assert done.returncode == 0, done.stderr
+    driver.run("go on", 1, broker=tcp, tag=tag)
     written = [int(row["payload"]) for row in batch_rows(broker=tcp, topic=f"out-{tag}")]
     assert sorted(written) == list(range(TASKS * PER_TASK))
 
 
-def test_sums_of_floats_are_written_once_though_they_differ(cluster, tcp, tag) -> None:
-    run = run_on(cluster, "sums", 2, tcp, tag)
-    assert run.returncode == 0, run.stderr
+def test_sums_of_floats_are_written_once_though_they_differ(driver, tcp, tag) -> None:
+    different = driver.run("sums", 2, broker=tcp, tag=tag)
     assert len(batch_rows(broker=tcp, topic=f"out-{tag}")) == 5
-    assert int(run.stdout) > 1  # what it wrote differed
+    assert different > 1  # what it wrote differed

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
 from penstock import pipeline
@@ -225,7 +226,7 @@ def test_buffer_files_of_two_brokers_are_recovered_once_in_order(server, spark, 
     assert {message["producerSub"] for message in popped if message["data"] % 2 == 0} == {None}
 
 
-def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
+def test_a_task_of_recover_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
     from penstock.errors import Unavailable
     from penstock.pipeline.jobs import recover as job
     from penstock.pipeline.sinks.queue import PushCounts
@@ -244,15 +245,14 @@ def test_a_lane_pushes_nothing_after_a_push_that_failed(monkeypatch) -> None:
             pass
 
     monkeypatch.setattr(job, "PUSH_EVENTS", 1)
-    lane = job._Lane(Link())  # type: ignore[arg-type]
-    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(job, "PushLink", lambda *_: Link())
+    rows = [("q", "p", 0, number, 1, b"%d\n" % number, 0) for number in range(5)]
+    pieces = pa.RecordBatch.from_pylist(
+        [dict(zip(job.PIECES.names, row, strict=True)) for row in rows], schema=job.PIECES
+    )
     with pytest.raises(Unavailable, match="the broker is away"):
-        for number in b"01234":
-            rows += lane.add(b"%c\n" % number, 1)
-        rows += lane.finish()
-    lane.close()
+        list(job._pusher("http://broker", None, 1.0)(iter([pieces])))
     assert Link.pushed == [[b"0\n"], [b"1\n"]]
-    assert [row["queued"] for row in rows] == [1, 1]
 
 
 def _get(url: str) -> bytes:

@@ -223,7 +223,7 @@ def test_every_record_arrives_once_and_in_order_whatever_is_killed(
 ) -> None:
     each = ["executor", "driver", "broker", "worker", "postgres"]
     victims = [*each, *random.choices(each, k=15)] if soak else each[:3]
-    total = 6000 if soak else 600
+    total = 6000 if soak else 300
     url = own_postgres.url
     settings = {"queues__retention_interval": "200ms"} if retention else {}
     with (

@@ -41,7 +41,7 @@ from penstock.pipeline.lake.data_files import FileWriter, read_range
 from penstock.pipeline.lake.maintenance import compact, expire
 from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable, Snapshot, Superseded, folder
-from penstock.pipeline.lake.typed_columns import TypedColumns, object_fields
+from penstock.pipeline.lake.typed_columns import TypedColumns
 from penstock.pipeline.report import RunReport
 from penstock.pipeline.sources.topic import DataLoss, TopicReader
 from penstock.protocol import frames
@@ -698,10 +698,19 @@ def test_table_and_log_are_one_frame_and_one_stream(
     assert sorted((row.offset, bytes(row.payload)) for row in copied) == everything
 
 
-def test_fields_of_payloads_are_taken_from_what_spark_says_of_them() -> None:
-    text = "OBJECT<a: BIGINT, `b c`: ARRAY<OBJECT<x: STRING, y: DOUBLE>>, `d``,`: DECIMAL(3,1)>"
-    assert object_fields(text) == [("a", "BIGINT"), ("b c", "ARRAY"), ("d`,", "DECIMAL")]
-    assert object_fields("VOID") == object_fields("OBJECT<>") == []
+@pytest.mark.spark
+def test_fields_of_payloads_are_taken_from_what_spark_says_of_them(spark: Any, caplog: Any) -> None:
+    payloads = [
+        b'{"a": 1, "1d": true, "b": [{"x": "y"}], "d`,<": 1.5, "empty": null, "both": 1}',
+        b'{"A": 2, "both": "text", "far": {"in": {"side": 1}}}',
+        *(b"[1]", b"7", b"oops", b""),
+    ]
+    frame = spark.createDataFrame([(one,) for one in payloads], "payload BINARY")
+    fields = TypedColumns(TOPIC_KIND).inferred(frame).fields
+    assert fields.simpleString() == ("struct<1d:boolean,A:bigint,b:string,both:string,far:string>")
+    assert "'d`,<' of the payloads is not made a column" in caplog.text
+    nothing = TypedColumns(TOPIC_KIND).inferred(frame.where("length(payload) < 5"))
+    assert not nothing.fields.names
 
 
 def test_a_field_may_be_a_time() -> None:

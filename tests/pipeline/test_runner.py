@@ -1,6 +1,7 @@
 """How a pipeline runs: every query counts, and it is seen from its start to its end."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
+import yaml
 
+from penstock.cli import app
+from penstock.cli import pipeline as pipeline_commands
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline import runner as runner_module
 from penstock.pipeline.failure import PipelineFailed
@@ -23,6 +28,7 @@ from penstock.pipeline.runner import Runner
 from penstock.protocol import frames
 from tests.pipeline.conftest import ServedTopics
 from tests.support import guard
+from tests.support.cli import CliRunner
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +80,43 @@ def test_a_query_that_fails_ends_the_pipeline_with_its_name(spark, server, tcp, 
     assert reports[-1].state == "failed"
     assert str(reports[-1].error).startswith("sink second: ")
     assert not [query for query in spark.streams.active if query.name.startswith(file.name)]
+
+
+@pytest.mark.spark
+def test_dead_letters_that_cannot_be_written_end_the_command_with_their_name(
+    spark, server, tcp, tmp_path, monkeypatch
+) -> None:
+    """The command's exit code, its output and the broker say which query failed."""
+    monkeypatch.setattr(pipeline_commands, "stop_by_signal", lambda *_: None)
+    file = two_sinks(server, tcp, tmp_path, "availableNow", "topic: second-{tag}, from: good")
+    Runner(file, "local[2]").run(spark)
+    # the dead letters' query begins again under its old identity, over more records
+    for directory in ("offsets", "commits"):
+        shutil.rmtree(tmp_path / "checkpoint" / "dead-orders" / directory)
+    produce(tcp, str(file.views["orders"].topic), b"oops again")
+    file.trigger = "100 milliseconds"
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(msgspec.to_builtins(file)))
+    watchdog = threading.Timer(200, stop_pipeline, (server.url, file.name))
+    watchdog.start()
+    try:
+        ran = CliRunner().invoke(app, ["pipeline", "run", str(path), "--master", "local[2]"])
+    finally:
+        watchdog.cancel()
+    assert ran.exit_code == 1
+    assert "dead letters of orders: batch 0 of" in ran.stderr.splitlines()[-1]
+    assert "Traceback" not in ran.output
+    states = [json.loads(line)["state"] for line in ran.stdout.splitlines()]
+    assert (states[0], states[-1]) == ("starting", "failed")
+    listed = CliRunner().invoke(app, ["pipeline", "list", file.name, "--json", "--url", server.url])
+    report = json.loads(listed.stdout)
+    assert report["state"] == "failed"
+    assert report["error"].startswith("dead letters of orders: batch 0 of")
+    assert not [query for query in spark.streams.active if query.name.startswith(file.name)]
+
+
+def stop_pipeline(url: str, name: str) -> None:
+    CliRunner().invoke(app, ["pipeline", "stop", name, "--url", url])
 
 
 @pytest.mark.spark

@@ -4,14 +4,17 @@ import os
 import pickle
 import re
 import shutil
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from penstock.errors import InvalidOffset, InvalidRequest, NotFound, PenstockError
+from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import (
     LATEST,
     RECORDS_PER_TASK,
@@ -29,6 +32,7 @@ from penstock.pipeline.sources.topic import (
     TopicReader,
     TopicStreamReader,
 )
+from penstock.pipeline.sources.topic_catalog import FETCH_BYTES
 from penstock.wire.tls import Certificate
 from tests.pipeline.conftest import ServedTopics
 from tests.pipeline.support import Driver, batch_rows, patiently, rows_of, topic_options
@@ -436,3 +440,28 @@ def test_a_driver_on_the_brokers_machine_reads_its_files_if_they_are_the_brokers
             rows = batch_rows(broker=served.address, topic="orders")
             assert [row["payload"] for row in rows] == [b"a", b"b"]
             assert fetched == asked, directory
+
+
+def test_records_that_were_asked_for_ahead_are_not_another_requests_answer(tmp_path: Path) -> None:
+    """A link asks for what follows while a part is used. The broker is gone then, or something else
+    is asked first."""
+    payloads = [b"%06d" % number + b"x" * 994 for number in range(4000)]
+    with ServedTopics(tmp_path / "broker") as served:
+        for name in ("one", "two"):
+            served.append(name, payloads)
+        with TopicLink(served.address, 20) as link:
+            whole = link.info("one").next_offset
+            start = link.fetch("one", 0, FETCH_BYTES, end=whole).next_offset
+            assert 0 < start < whole
+            assert link.info("two").next_offset == 4000
+            again = link.fetch("one", start, FETCH_BYTES, end=whole)
+            other = link.fetch("two", 1000, FETCH_BYTES, end=whole)
+            assert (again.first_offset, other.first_offset) == (start, 1000)
+            port = served.served.tcp.port
+            for connection in psutil.Process().net_connections("tcp"):
+                if connection.laddr.port == port and connection.status == "ESTABLISHED":
+                    socket.socket(fileno=os.dup(connection.fd)).shutdown(socket.SHUT_RDWR)
+            rest = link.fetch("two", other.next_offset, FETCH_BYTES, end=whole)
+            assert rest.first_offset == other.next_offset
+        rows = batch_rows(broker=served.address, topic="one,two")
+    assert [row["payload"] for row in rows] == payloads * 2

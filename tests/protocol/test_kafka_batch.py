@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import Damaged, InvalidRequest
 from penstock.log.batches.decode import Decoder, decode_columns, records_of
 from penstock.log.batches.encode import encode_arrays, encode_table, encode_values
+from penstock.protocol import kafka_batch
 from penstock.protocol.kafka_batch import (
     HEAD_SIZE,
     LOG_APPEND_TIME,
@@ -163,6 +164,24 @@ def test_compressed_batches_are_read(codec: int) -> None:
         harmed = encode_head([packed[:5]], 2, timestamps=(NOW, NOW), attributes=codec)
         with pytest.raises(Damaged):
             decode_batch(harmed + packed[:5])
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+def test_a_batch_that_decompresses_to_more_than_the_limit_is_refused(
+    codec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, block = 10_000, bytes(6_000)
+    monkeypatch.setattr(kafka_batch, "MAX_DECOMPRESSED", limit)
+    snappy = bytes(cramjam.snappy.compress_raw(block))
+    packed = {
+        1: gzip.compress(2 * block),
+        # two blocks, each of which is below the limit
+        2: b"\x82SNAPPY\x00" + bytes(8) + 2 * (len(snappy).to_bytes(4, "big") + snappy),
+        3: bytes(cramjam.lz4.compress(2 * block)),
+        4: bytes(cramjam.zstd.compress(2 * block)),
+    }[codec]
+    with pytest.raises(Damaged):
+        decompress(codec, memoryview(packed))
 
 
 def test_our_producer_travels_in_a_header_that_our_readers_leave_out() -> None:

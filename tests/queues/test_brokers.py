@@ -47,8 +47,8 @@ async def test_pops_are_woken_when_a_broker_that_took_itself_for_alone_hears_of_
     async with running(database_url) as one, running(database_url) as two:
         await eventually(lambda: not one.waiting.alone and not two.waiting.alone)
         await eventually(lambda: one.waiting.heard > 1)  # it answers what it has heard
-        pop: WaitingPop[None] = WaitingPop("group")
-        one.waiting.register(pop, ["q"])
+        pop: WaitingPop = WaitingPop()
+        one.waiting.register(pop, [("q", "group")])
         woken = asyncio.create_task(pop.park(60, lambda _: None))
         await eventually(lambda: one.waiting.parked == 1)
         two.waiting._others_until = 0.0

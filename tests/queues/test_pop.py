@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Delivered, Item, PopOutcome, PopRequest, Queues, calls, exchanges
+from penstock.queues import Ack, Delivered, Item, PopOutcome, PopRequest, Queues, calls, taking
 from penstock.queues.schema import SCHEMA
 from tests.queues.support import (
     answer,
@@ -323,7 +323,7 @@ async def test_an_empty_pop_under_a_held_transaction_id_reads_what_is_recent_onl
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vacuum may remove nothing meanwhile: each batch leaves a dead entry in the ready list."""
-    monkeypatch.setattr(exchanges, "SLACK", timedelta(0))
+    monkeypatch.setattr(taking, "SLACK", timedelta(0))
 
     async def body(queues: Queues) -> None:
         holder = await asyncpg.connect(database_url)
@@ -435,7 +435,7 @@ async def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_
         first = await pop(queues, "q", 1)
         waiting = asyncio.create_task(queues.pop(PopRequest(queue="other", wait=True, timeout=60)))
         await eventually(lambda: queues.waiting.parked == 1)
-        queues.close_pops(True)
+        queues.pause_pops(True)
         assert (await waiting).messages == []  # at once
         closed = await queues.pop(PopRequest(queue="q"), acks_of(first))
         assert (closed.messages, [one.success for one in closed.acked]) == ([], [True])
@@ -448,9 +448,9 @@ async def test_closed_pops_find_nothing_and_go_on_when_they_are_opened(database_
         patient[0].cancel()
         await push(queues, "q", 3)  # nothing is handed over either
         assert not patient[1].done()
-        queues.close_pops(False)
+        queues.pause_pops(False)
         assert values(await patient[1]) == [2]
-        queues.close_pops(True)
+        queues.pause_pops(True)
         patient[0] = asyncio.create_task(queues.pop(wanted))
         await asyncio.sleep(0)
         queues.answer_waiting()  # the broker is about to stop

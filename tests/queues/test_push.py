@@ -41,6 +41,13 @@ async def test_a_transaction_id_is_stored_once_per_partition(queues: Queues) -> 
     assert values(await pop(queues, "q", partition="Default")) == [1, 9]
 
 
+async def test_a_transaction_id_may_have_any_character_but_nul(queues: Queues) -> None:
+    names = ['"', "\\", '\\"', "a,b", "{}", "{", "NULL", " ", "\n", "\x01", "ä€𝄞", "'", '","']
+    pushed = await queues.push([Item("q", b"1", transaction_id=name) for name in names])
+    assert [answer.status for answer in pushed] == ["queued"] * len(names)
+    assert [one.transaction_id for one in (await pop(queues, "q")).messages] == names
+
+
 async def test_max_size_refuses_what_does_not_fit_and_says_which(queues: Queues) -> None:
     await queues.admin.configure("q", QueueOptions(max_size=3))
     statuses = [pushed.status for pushed in await queues.push([Item("q", b"1") for _ in range(5)])]

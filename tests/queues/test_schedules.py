@@ -90,7 +90,7 @@ async def make_due(queues: Queues, name: str, ago: str) -> None:
         "UPDATE schedules SET next_at = date_trunc('minute', now()) - $2::text::interval,"
         " look_at = now() WHERE name = $1", name, ago,
     )  # fmt: skip
-    queues.schedules.look()
+    queues.schedules.wake()
 
 
 async def test_several_brokers_push_each_due_time_once(database_url: str) -> None:
@@ -100,7 +100,7 @@ async def test_several_brokers_push_each_due_time_once(database_url: str) -> Non
         )
         await one.schedules.put("minutely", wanted)
         await make_due(one, "minutely", "30 minutes")
-        two.schedules.look()
+        two.schedules.wake()
         await asyncio.gather(*(queues.schedules.fire() for queues in (one, two) for _ in range(4)))
 
         async def pushed() -> list[Any]:

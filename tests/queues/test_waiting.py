@@ -4,6 +4,7 @@ import asyncio
 import gc
 import tracemalloc
 
+from penstock.queues.taking import Take, Taken
 from penstock.queues.waiting import WaitingPop
 from tests.queues.support import pop, push, running
 from tests.support.wait import eventually
@@ -17,7 +18,7 @@ async def test_queues_that_nobody_waits_for_take_no_memory(database_url: str) ->
             gc.collect()
             before, _ = tracemalloc.get_traced_memory()
             for name in names:
-                queues.waiting.available(name, 1, announce=False)
+                queues.waiting.wake(name, 1, announce=False)
             gc.collect()
             after, _ = tracemalloc.get_traced_memory()
         finally:
@@ -36,7 +37,7 @@ async def test_a_pop_that_is_over_leaves_nothing_behind(database_url: str) -> No
 
 
 async def test_a_wake_up_during_a_look_is_not_lost(database_url: str) -> None:
-    waiting = WaitingPop[str]("group")
+    waiting = WaitingPop()
     waiting.begin_poll()
     waiting.wake()
     assert await waiting.park(60, lambda _: None) is None  # at once
@@ -47,13 +48,14 @@ async def test_a_wake_up_during_a_look_is_not_lost(database_url: str) -> None:
     assert await parked is None
 
 
-async def test_a_delivery_in_the_turn_of_a_cancellation_is_unclaimed() -> None:
-    waiting = WaitingPop[str]("group")
-    unclaimed: list[str] = []
-    parked = asyncio.create_task(waiting.park(60, unclaimed.append))
+async def test_a_delivery_in_the_turn_of_a_cancellation_is_given_back() -> None:
+    waiting = WaitingPop()
+    taken = Taken(Take("q", "g", 1, None, 1, 1, None), [], "ok")
+    returned: list[Taken] = []
+    parked = asyncio.create_task(waiting.park(60, returned.append))
     await eventually(lambda: waiting.parked)
-    assert waiting.hand_over("delivery")
+    assert waiting.hand_over(taken)
     parked.cancel()
     await asyncio.wait([parked])
-    assert (parked.cancelled(), unclaimed) == (True, ["delivery"])
-    assert not waiting.hand_over("another")
+    assert (parked.cancelled(), returned) == (True, [taken])
+    assert not waiting.hand_over(taken)

@@ -99,8 +99,8 @@ class Store:
             raise Unavailable("a database connection was lost", retry_after=0.1)
         return results
 
-    def close_pops(self, closed: bool) -> None:
-        self.closed.append(closed)
+    def pause_pops(self, paused: bool) -> None:
+        self.closed.append(paused)
 
     async def sealable(self, items: list[Item]) -> None:
         pass

@@ -345,7 +345,7 @@ async def test_partitions_are_logs_with_one_name(tmp_path: Path) -> None:
         await store.create("plain", form="aiq")
         with pytest.raises(Conflict, match="one partition"):
             await store.add_partitions("plain", 2)
-        with pytest.raises(InvalidRequest, match="need the format 'kafka'"):
+        with pytest.raises(InvalidRequest, match="requires the format 'kafka'"):
             await store.create("other", form="aiq", partitions=2)
     async with running(tmp_path) as store:
         assert store.names() == ["orders", "plain"]

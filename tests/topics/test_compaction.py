@@ -423,7 +423,7 @@ async def test_damage_is_refused_and_never_gets_a_new_checksum(tmp_path: Path) -
             await keep_only(store, [0, 7], [0, 4])
         assert [path.name for path in (tmp_path / "t").iterdir() if "swap" in path.name] == []
         topic.damage.append({"what": "offsets 2 to 3 are lost", "lost_from": 2, "lost_to": 4})
-        with pytest.raises(Damaged, match="what is damaged is not compacted"):
+        with pytest.raises(Damaged, match="damaged segments are not compacted"):
             await keep_only(store, [0], [0])
 
 

@@ -187,7 +187,7 @@ async def test_damage_is_never_silent(
     assert name in {finding.file for finding in report.findings}
 
     async with running(data, fsync="never") as store:
-        opening = store.context.instruments.damage.values
+        opening = store.context.instruments.damage.current()
         assert bool(opening) == (seen_by == "opening"), opening
         topic = store.require("t")
         result = readable(topic)
@@ -196,7 +196,7 @@ async def test_damage_is_never_silent(
         if seen_by != "verify":
             assert len(right) == len(result), "something wrong was served"
         if seen_by == "reading" and form == "aiq":
-            assert opening == {("walked",): 1}
+            assert store.context.instruments.damage.current() == {("walked",): 1}
         if seen_by == "opening":
             assert any(
                 name.split("-")[0].split(".")[0] in message for message in caplog.messages

@@ -118,7 +118,7 @@ async def check(fs: FaultyFs, form: str, killed: bool, unknown: int, what: str) 
     for start in range(2):
         async with running(ROOT, fs=fs, fsync="never") as store:
             topic = store.require("t")
-            reported = {outcome for (outcome,) in store.context.instruments.damage.values}
+            reported = {outcome for (outcome,) in store.context.instruments.damage.current()}
             result, lost = served(topic), lost_offsets(topic)
             seen.append((result, lost, topic.next_offset))
             assert all(payload == PAYLOADS[offset] for offset, payload in result.items()), what
@@ -284,7 +284,7 @@ async def grouped(directory: Path, **settings: Any) -> AsyncIterator[tuple[Topic
 
 
 def outcomes(groups: Groups) -> set[str]:
-    return {outcome for (outcome,) in groups._journal._damage.values}
+    return {outcome for (outcome,) in groups._journal._damage.current()}
 
 
 @pytest.fixture

@@ -28,8 +28,6 @@ from penstock.topics.tier.tier import CACHE as TIER_CACHE
 from penstock.topics.tier.tier import DIRECTORY as TIER_DIRECTORY
 
 COPIES = 4  # concurrent copies
-
-
 OF_TOPICS = (LOGS, TRASH, UNFINISHED)  # copied topic by topic, or not at all
 
 

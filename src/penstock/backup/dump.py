@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -39,27 +39,27 @@ class Dump:
 
     def __enter__(self) -> "Dump":
         run = self._runner.run
-        try:
-            self._connection = run(asyncpg.connect(self._url, target_session_attrs="primary"))
-            for statement in BEGIN:
-                run(self._connection.execute(statement))
-            rows = run(
-                self._connection.fetch(
-                    f'SELECT DISTINCT object FROM "{self._schema}".shared_batches '
-                    "WHERE object IS NOT NULL ORDER BY 1"
+        with ExitStack() as opened:
+            opened.callback(self._runner.close)
+            try:
+                self._connection = run(asyncpg.connect(self._url, target_session_attrs="primary"))
+                opened.callback(self._connection.terminate)
+                for statement in BEGIN:
+                    run(self._connection.execute(statement))
+                rows = run(
+                    self._connection.fetch(
+                        f'SELECT DISTINCT object FROM "{self._schema}".shared_batches '
+                        "WHERE object IS NOT NULL ORDER BY 1"
+                    )
                 )
-            )
-            self.objects = [row["object"] for row in rows]
-        except BaseException as error:
-            self._runner.close()
-            if isinstance(error, asyncpg.PostgresError):
+            except asyncpg.PostgresError as error:
                 raise Unavailable(f"the database cannot be backed up: {error}") from None
-            raise
+            self.objects = [row["object"] for row in rows]
+            self._opened = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.terminate()
-        self._runner.close()
+        self._opened.close()
 
     def parts(self) -> Iterator[bytes]:
         """Dump the tables of the schema and the function schemas of all releases."""
@@ -72,12 +72,12 @@ class Dump:
             assert process.stdout is not None
             while part := process.stdout.read(READ_BYTES):
                 yield part
-        run(self._connection.execute("COMMIT"))  # what comes now may take long, without a snapshot
+        run(self._connection.execute("COMMIT"))  # end the snapshot: the next steps may take long
 
 
 def load(url: str, schema: str, parts: Iterable[bytes], programs: Path | None) -> None:
-    """Restore such an archive in one transaction. Shared topics then skip the offsets that were
-    given after the dump.
+    """Restore an archive in one transaction. Shared topics then skip the offsets that were assigned
+    after the dump.
     """
     options = ("--single-transaction", "--exit-on-error")
     with _running("pg_restore", url, programs, *options) as process:

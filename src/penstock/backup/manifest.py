@@ -51,10 +51,10 @@ class BackupManifest(msgspec.Struct):
             )
         for name in manifest.files:
             if not _is_file_name(name):
-                raise Damaged(f"{NAME} names a file that is not part of a backup: {name!r}")
+                raise Damaged(f"{NAME} has a file that is not part of a backup: {name!r}")
         for topic in manifest.topics:
             if not is_topic_name(topic):
-                raise Damaged(f"{NAME} names a topic that cannot be one: {topic!r}")
+                raise Damaged(f"{NAME} has an invalid name of a topic: {topic!r}")
         return manifest
 
 

@@ -16,7 +16,7 @@ _NOT_COPIED = re.compile(r"lock|owner_.*\.lock|.*\.new|.*\.sock|restoring|trash"
 
 
 class LiveFiles:
-    """A context manager that closes the files on exit."""
+    """The open files of a directory: a context manager that closes them on exit."""
 
     def __init__(self, directory: Path, skip: frozenset[str] = frozenset()) -> None:
         self._directory = directory

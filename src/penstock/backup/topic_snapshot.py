@@ -86,7 +86,7 @@ class TopicSnapshot:
 
 
 def open_topic(directory: Path) -> TopicSnapshot | None:
-    """Return a snapshot of the topic; None if the directory has no topic (any more)."""
+    """Return a snapshot of the topic; None if the directory has no topic."""
     deadline = time.monotonic() + OPEN_SECONDS
     while time.monotonic() < deadline:
         snapshot = TopicSnapshot(label_of(directory))

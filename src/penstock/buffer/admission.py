@@ -15,7 +15,7 @@ SHARE = 0.5
 
 
 class Admission:
-    """Admits pushes that must be queued behind the backlog. The replay opens and closes it."""
+    """The queue of pushes that wait to join the backlog. The replay opens and closes it."""
 
     def __init__(self) -> None:
         self._replaying = False
@@ -25,6 +25,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
+        """Return the number of pushes that wait."""
         return len(self._line)
 
     def begin(self) -> None:

@@ -1,12 +1,12 @@
 """The events that are buffered and not yet committed, and the partitions that wait for them.
 
 A partition (queue, name) is *held* while an event of it is being written to a file, or is in a
-file that is not replayed. New pushes to a held partition go behind those events. When the last of
-them is committed, pushes go to the database directly again. Holds are counted per holder (a
-submission or a file), not per event: an event that is in two files, or twice in one, may prolong a
-hold but never ends it early.
+file that is not replayed. New pushes to a held partition are buffered behind those events. When the
+last of them is committed, pushes go to the database directly again. Holds are counted per holder (a
+submission or a file), not per event. So an event that is in two files, or twice in one, may prolong
+a hold but never ends it early.
 
-An adopted file holds all partitions until it was read.
+An adopted file holds all partitions until it has been read.
 """
 
 from collections.abc import Iterable
@@ -26,19 +26,19 @@ def keys_of(items: Iterable[Item]) -> set[Key]:
 
 @dataclass(slots=True, eq=False)
 class BufferFile:
-    """A file of this process, and what is known of its content."""
+    """A file of this process, with figures of its content."""
 
     name: Name
     path: Path
     events: int = 0
     size: int = 0
-    # None: not read yet, so it holds all partitions.
+    # the partitions that it holds; None: all, since it has not been read
     keys: set[Key] | None = field(default_factory=set)
-    done: int = 0  # events replayed so far, for the progress shown
-    disk_failures: int = 0  # times the disk failed us during its replay
+    done: int = 0  # events replayed so far, to show the progress
+    disk_failures: int = 0  # failures of the disk during its replay
 
     def complete(self, fs: Fs) -> None:
-        """Rename a file that is not written any more. Blocks."""
+        """Rename a file that is no longer written. Blocks."""
         path = self.path.with_name(str(self.name.complete))
         fs.rename(self.path, path)
         self.name, self.path = self.name.complete, path
@@ -59,7 +59,7 @@ class BufferBacklog:
             self._unknown += 1
         self.files.append(file)
 
-    def learn(self, file: BufferFile, keys: set[Key]) -> None:
+    def limit_hold(self, file: BufferFile, keys: set[Key]) -> None:
         """Limit the hold of an adopted file to the partitions in it."""
         if file.keys is None and file in self.files:
             file.keys = set()
@@ -95,7 +95,7 @@ class BufferBacklog:
             if not self._holders[key]:
                 del self._holders[key], self._same[key]
 
-    def holds(self, items: Iterable[Item]) -> bool:
+    def blocks(self, items: Iterable[Item]) -> bool:
         """Return whether one of these items would overtake an older event."""
         if self._unknown:
             return True
@@ -103,12 +103,12 @@ class BufferBacklog:
         return bool(holders) and any((item.queue, item.partition) in holders for item in items)
 
     @property
-    def held(self) -> int:
+    def held_partitions(self) -> int:
         """Return the number of partitions that wait for the backlog."""
         return len(self._holders)
 
     def events(self) -> int:
         return sum(file.events - file.done for file in self.files)
 
-    def of(self, kind: Kind) -> list[BufferFile]:
+    def files_of(self, kind: Kind) -> list[BufferFile]:
         return [file for file in self.files if file.name.kind == kind]

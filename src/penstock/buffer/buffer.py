@@ -1,14 +1,14 @@
-"""The buffer stands between the push handler and the queue engine. It has the same `push`, and
-never loses an event that it has acknowledged.
+"""The buffer between the push handler and the queue engine. It has the same `push` as the engine,
+and never loses an event that it has acknowledged.
 
-Where a push goes:
+The destination of a push:
 
-    QoS 0 asked for                      the QoS 0 file, committed in batches        (qos0.py)
+    it asks for QoS 0                    the QoS 0 file, committed in batches        (qos0.py)
     the database is up                   the engine, directly
     the database is down, maintenance    the failover file, by group commit          (journal.py)
     older events of a partition wait     the failover file, behind them              (backlog.py,
                                                                                       admission.py)
-    it is part of a transaction          the database, when no older event waits here
+    it is part of a transaction          the database, once no older event waits here
 
 Every event has a transaction id before it is written anywhere. A push whose outcome is unknown (the
 connection broke) goes to the failover file under the same id, and the replay stores it unless the
@@ -116,7 +116,7 @@ class Buffer:
         self.recovering: Progress | None = None
         self._stopping = False
         self._retrying = asyncio.Lock()
-        self._replay_problem = ""  # why the last one stopped though the database is up; logged once
+        self._replay_problem = ""  # why a replay stopped although the database is up; logged once
         self._recovered = True  # since the last time the database went down
         self._buffered = metrics.counter(
             "penstock_buffer_events_total", "Events written to buffer files", "kind"
@@ -182,7 +182,7 @@ class Buffer:
         qos0 = buffer_ms is not None or buffer_max is not None
         if qos0 and self._settings.enabled:
             return await self._push_qos0(items, buffer_ms, buffer_max)
-        if self._up and not self.backlog.holds(items) and not self.qos0.holds(items):
+        if self._up and not self.backlog.blocks(items) and not self.qos0.blocks(items):
             return await self._push_directly(items)
         return await self._push_behind(items)
 
@@ -206,11 +206,11 @@ class Buffer:
         while True:
             if self.maintenance.modes.push:
                 raise Unavailable(
-                    "maintenance: pushes go to the buffer, and those of a transaction cannot"
+                    "maintenance: pushes go to the buffer, which cannot store transactions"
                 )
-            if self.qos0.holds(items):
+            if self.qos0.blocks(items):
                 await self.qos0.flush()
-            elif not self.backlog.holds(items):
+            elif not self.backlog.blocks(items):
                 return
             elif not self._up or time.monotonic() > give_up:
                 raise Unavailable("older messages of this partition are not stored yet")
@@ -270,9 +270,9 @@ class Buffer:
             if not self._up:
                 await self._wait_for_in_flight()
                 break
-            if self.qos0.holds(items):
+            if self.qos0.blocks(items):
                 await self.qos0.flush()
-            elif not self.backlog.holds(items):
+            elif not self.backlog.blocks(items):
                 return await self._push_directly(items)
             elif await self.admission.ask(len(items)):
                 break
@@ -285,7 +285,7 @@ class Buffer:
         most = DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max
         written = False
         while not written:  # after a wait, the items may belong elsewhere
-            if not self._up or self.backlog.holds(items):
+            if not self._up or self.backlog.blocks(items):
                 return await self._push_behind(items)
             try:
                 await self._queues.sealable(items)  # or plain text would be written to the file
@@ -342,19 +342,21 @@ class Buffer:
 
     def _maintenance_changed(self) -> None:
         """Apply the modes to pops, and wake the worker."""
-        self._queues.close_pops(self.maintenance.modes.pop)
+        self._queues.pause_pops(self.maintenance.modes.pop)
         if self.maintenance.modes.push:
             self.admission.end()
         self._wake.set()
 
     async def _work(self) -> None:
-        """Replay, with growing pauses while that fails; adopt; retry."""
+        """Replay the backlog, with growing pauses while that fails. Adopt files, and retry those in
+        failed/.
+        """
         pause = shortest = self._settings.flush_interval
         adopt_at = time.monotonic() + ADOPT_SECONDS
         while not self._stopping:
             waits = self._up and self._has_backlog
-            next_look = min(adopt_at, self.failed.next_due) if self._up else adopt_at
-            limit = pause if waits else max(0.0, next_look - time.monotonic())
+            next_check = min(adopt_at, self.failed.next_due) if self._up else adopt_at
+            limit = pause if waits else max(0.0, next_check - time.monotonic())
             try:
                 async with asyncio.timeout(limit):
                     await self._wake.wait()
@@ -424,7 +426,7 @@ class Buffer:
         total = self.backlog.events()
         if not self._up:
             log.warning(
-                "%d events wait in %d files; %s: serving in failover mode",
+                "%d events wait in %d files, because %s: serving in failover mode",
                 total,
                 len(self.backlog.files),
                 "maintenance is on" if self.maintenance.modes.push else "the database is down",
@@ -435,14 +437,14 @@ class Buffer:
         try:
             async with asyncio.timeout(self._settings.startup_recovery_timeout):
                 for kind in KINDS:
-                    waiting = self.backlog.of(kind)
+                    waiting = self.backlog.files_of(kind)
                     self.recovering = Progress(TITLES[kind], sum(file.events for file in waiting))
                     for file in waiting:
                         await self.replay.file(file, self._committed)
                         self.backlog.remove(file)
         except (Unavailable, TimeoutError, StorageError) as error:
             log.warning(
-                "Recovery stopped after %.1f s (%s): it resumes while we serve",
+                "Recovery stopped after %.1f s (%s): it resumes while the broker serves",
                 time.monotonic() - began,
                 error,
             )
@@ -490,7 +492,7 @@ class Buffer:
         for file in list(self.backlog.files):
             if file.keys is None:
                 try:
-                    self.backlog.learn(
+                    self.backlog.limit_hold(
                         file, await self._storage.in_pool(keys_in, self._storage.fs, file.path)
                     )
                 except FileNotFoundError:

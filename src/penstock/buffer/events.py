@@ -1,8 +1,8 @@
-"""Items to the lines of a buffer file and back (penstock.protocol.buffer_lines has the format).
+"""Convert items to lines of a buffer file and back (penstock.protocol.buffer_lines has the format).
 
-JSON may hold newlines between tokens. A payload that does is compacted (white space only: numbers
-and strings keep their bytes), so that one line is one event for us, `wc -l`, `jq` and `grep` alike.
-Strings never hold a raw newline.
+JSON may have newlines between tokens. Such a payload is compacted, so that one line is one event
+for us, `wc -l`, `jq` and `grep` alike. That removes only white space: numbers and strings keep
+their bytes. A JSON string never contains a raw newline.
 """
 
 from base64 import b64decode, b64encode
@@ -21,7 +21,7 @@ from penstock.queues.types import Item
 def encode(items: Iterable[Item]) -> list[bytes]:
     """Return a line per item. Raise InvalidRequest if a payload is not JSON."""
     lines = [buffer_lines.encode(_event(item)) for item in items]
-    try:  # cheap, and the last moment at which an unreadable line can be rejected
+    try:  # a cheap check, and the last chance to reject an unreadable line
         readable = len(buffer_lines.parse(b"".join(lines))) == len(lines)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"a payload is not valid JSON: {error}") from None
@@ -90,7 +90,7 @@ def item_of(event: Event) -> Item:
 
 
 def _is_uuid(text: str) -> bool:
-    """Accept any text as a trace id, as Queen MQ does."""
+    """Return whether the text is a UUID. Queen MQ accepts any text as a trace id."""
     try:
         UUID(text)
     except ValueError:
@@ -101,5 +101,5 @@ def _is_uuid(text: str) -> bool:
 def _unquoted(text: bytes) -> bytes:
     try:
         return b64decode(msgspec.json.decode(text, type=str), validate=True)
-    except ValueError as error:  # binascii.Error and ValidationError are
+    except ValueError as error:  # includes binascii.Error and ValidationError
         raise msgspec.DecodeError(f"the encrypted payload is not base64: {error}") from None

@@ -5,11 +5,11 @@
       failover_<uuid7>.buf         complete; deleted once all its events are committed
       qos0_<uuid7>.buf[.tmp]       the same for QoS 0
       failed/<file>                events that the database refused, and beside each file
-      failed/<file>.error          why: one JSON object per event
-      quarantine/<file>.torn       a last line that a crash cut short (its push was never answered)
+      failed/<file>.error          the reasons: one JSON object per event
+      quarantine/<file>.torn       a last line that a crash cut short (it was not acknowledged)
       quarantine/<file>.bad        lines that are not events (damage)
       owner_<tag>.lock             held by the process whose files end in <tag>
-      maintenance.json             the maintenance modes that this process knew last
+      maintenance.json             the maintenance modes that this process read last
 
 Names sort by the time of creation. The last eight digits of the UUID are the owner's tag. The
 process that holds the lock of a tag owns all files with it; only the owner writes, renames, replays
@@ -98,7 +98,7 @@ def tag_of_lock(name: str) -> str | None:
 
 
 class Namer:
-    """Makes names that sort after all earlier ones, even when the clock was set back."""
+    """Create names that sort after all earlier ones, even if the clock was set back."""
 
     def __init__(self) -> None:
         self.tag = NOBODY  # until this process is an owner

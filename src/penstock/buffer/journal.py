@@ -1,4 +1,4 @@
-"""Writes events to the active failover file, by group commit.
+"""Write events to the active failover file, by group commit.
 
 Submissions that arrive during a write wait and share the next one: one append and one fsync,
 whatever their number. Their order is the order of `submit`. A submission is written to one file as
@@ -7,10 +7,9 @@ a whole, or rejected as a whole.
 - When the disk or the buffer is full, the submissions of that write are rejected, and the file is
   cut back to what was acknowledged.
 - After a failed fsync, the kernel may have dropped the pages, and a retry would succeed without
-  them. The file is cut back to what was synced before, and completed. The same submissions are
-  written to a new file, once.
-- A file is complete when it has `events_per_file` events, or when `seal` is called because it is to
-  be replayed.
+  them. The file is cut back to its synced size, and completed. The same submissions are written to
+  a new file, once.
+- A file is complete when it has `events_per_file` events, or when `seal` is called for its replay.
 """
 
 import asyncio
@@ -148,7 +147,7 @@ class FailoverJournal:
             log.info("Buffered %d events to %s", file.events, file.name)
         self._completed.clear()
 
-    # From here on: in the pool, one at a time.
+    # The methods below run in the pool, one at a time.
 
     def _commit(self, batch: list[FailoverEntry]) -> BufferFile:
         lines = [line for submission in batch for line in submission.lines]

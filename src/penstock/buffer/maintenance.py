@@ -1,4 +1,4 @@
-"""Maintenance modes: pushes go to the buffer and stay there; pops find nothing.
+"""Maintenance modes: pushes stay in the buffer, and pops get no messages.
 
 The modes belong to the database: all its brokers follow the table `settings`, by NOTIFY. Each keeps
 a copy in `maintenance.json` in its buffer directory, for a start while the database is down. A mode
@@ -39,7 +39,7 @@ class Modes(msgspec.Struct, frozen=True):
 
 
 class Maintenance:
-    """Follows the `modes` of the database, and calls `changed` when they change."""
+    """Follow the modes in the database, and call `changed` when they change."""
 
     def __init__(
         self, database: Database, directory: Path, fs: Fs, changed: Callable[[], None]
@@ -81,7 +81,7 @@ class Maintenance:
         finally:
             self._switching -= 1
             self._switches += 1
-            # repeat a read that overlapped, or a write that failed with its connection
+            # repeat a read that overlapped the switch, or a write whose connection was lost
             self.settings_changed(None)
 
     def settings_changed(self, name: str | None) -> None:
@@ -107,7 +107,7 @@ class Maintenance:
         switches = self._switches
         rows = await self._database.fetch(READ, NAME)
         if self._switching or self._switches != switches:
-            return  # this may be older than the switch, which has the modes read again
+            return  # the rows may be older than the switch, which reads the modes again
         self._apply(msgspec.json.decode(rows[0][0], type=Modes) if rows else Modes())
 
     async def _write(self) -> None:
@@ -122,12 +122,12 @@ class Maintenance:
             logging.WARNING if modes.push or modes.pop else logging.INFO,
             "maintenance: pushes go to %s, pops %s",
             "the buffer" if modes.push else "the database",
-            "find nothing" if modes.pop else "work",
+            "get no messages" if modes.pop else "work",
         )
         try:
             self._fs.replace(self._path, msgspec.json.encode(modes))
         except StorageError as error:
-            log.error("the maintenance mode cannot be remembered: %s", error)
+            log.error("the maintenance mode cannot be saved: %s", error)
         self._changed()
 
     def _load(self) -> None:
@@ -137,7 +137,7 @@ class Maintenance:
                 self._changed()
             except msgspec.DecodeError as error:
                 log.error(
-                    "%s cannot be read (%s): maintenance is off until the database says otherwise",
+                    "%s cannot be read (%s): maintenance is off until the database can be read",
                     self._path,
                     error,
                 )

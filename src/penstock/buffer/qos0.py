@@ -49,7 +49,7 @@ class Qos0Batch:
 
 
 class Qos0:
-    """Holds the batch that grows and the one that is being committed."""
+    """The batch that grows and the one that is being committed."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Qos0:
         self._replay = replay
         self._journal = journal  # gets the waiting events when the database goes down
         self._backlog = backlog
-        self._idle = idle  # called when no event waits any more
+        self._idle = idle  # called when no event is waiting
         self._growing: Qos0Batch | None = None
         self._flushing: Qos0Batch | None = None
         self._task: asyncio.Task[None] | None = None
@@ -83,8 +83,8 @@ class Qos0:
     def files(self) -> list[BufferFile]:
         return [batch.file for batch in self.batches]
 
-    def holds(self, items: list[Item]) -> bool:
-        """Check whether one of these items would overtake a waiting event."""
+    def blocks(self, items: list[Item]) -> bool:
+        """Return whether one of these items would overtake a waiting event."""
         if not (self._flushing or self._growing):
             return False
         keys = keys_of(items)

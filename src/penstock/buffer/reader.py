@@ -1,11 +1,11 @@
-"""Read a buffer file window by window, and find the bytes of it that are not events.
+"""Read a buffer file window by window, and separate the bytes that are not events.
 
-A file is made of lines (ours, and one format of Queen MQ) or of frames (the other format of Queen
-MQ). Its first bytes tell which.
+A file consists of lines (our format, and one of Queen MQ's) or of frames (the other format of Queen
+MQ). Its first bytes show which.
 
-A last line that a crash cut short is not an event: its push was never answered, and it is set
-aside. A whole line that is not an event or does not match its checksum is damaged, and is set aside
-as well. Neither stops the events around it. Whatever can be read as an event is one.
+A last line that a crash cut short is not an event: its push was never acknowledged. A whole line
+that is not an event, or does not match its checksum, is damaged. Both are set aside, and the events
+around them are read.
 """
 
 from collections.abc import Iterable, Iterator

@@ -270,14 +270,14 @@ class BufferReplay:
             if self._live():
                 await asyncio.sleep(self._settings.replay_pause)
 
-    # From here on: in the pool.
+    # The methods below run in the pool.
 
     def _finish(self, file: BufferFile, refusals: list[RefusedEvent]) -> None:
         if refusals:
             self._failed.write(file.name, refusals)
         self._fs.remove(file.path)
         if file.name.kind == "failover":
-            # or the file is back after a power failure, when its messages are long deleted
+            # otherwise a power failure may restore the file when its messages are deleted already
             self._fs.sync_dir(self._directory)
 
     def _quarantine(self, name: str, window: Window, bad: list[bytes]) -> None:

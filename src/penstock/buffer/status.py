@@ -1,4 +1,4 @@
-"""The buffer's metrics, its status page, and the JSON block that Queen MQ shows."""
+"""The buffer's metrics, and its status for the API."""
 
 import os
 import time
@@ -14,11 +14,11 @@ from penstock.buffer.replay import BufferReplay, Progress
 from penstock.contract.buffers import BufferStatus, FileStatus, KindStatus, Recovery
 from penstock.metrics import Merge, Metrics
 
-MAX_FILES = 200  # that a status names
+MAX_FILES = 200  # listed in a status
 
 
 class BufferFigures:
-    """Reads the figures of the buffer's parts."""
+    """The figures of the buffer's parts."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class BufferFigures:
         metrics.gauge(
             "penstock_buffer_held_partitions",
             "Partitions with buffered events; new pushes to them are buffered too",
-            read=lambda: backlog.held,
+            read=lambda: backlog.held_partitions,
         )
         metrics.gauge(
             "penstock_buffer_replay_rate",
@@ -88,7 +88,7 @@ class BufferFigures:
 
     def kind(self, kind: Kind) -> KindStatus:
         growing = self._journal if kind == "failover" else self._qos0
-        files = self._backlog.of(kind) + growing.files
+        files = self._backlog.files_of(kind) + growing.files
         unwritten = self._journal.unwritten if kind == "failover" else 0
         oldest = min((file.name.created_at for file in files if file.name.created_at), default=None)
         return KindStatus(
@@ -119,7 +119,7 @@ class BufferFigures:
             worker=os.getpid(),
             maintenance_mode=self._maintenance.modes.push,
             pop_maintenance_mode=self._maintenance.modes.pop,
-            held_partitions=self._backlog.held,
+            held_partitions=self._backlog.held_partitions,
             replay_rate=round(self._replay.rate, 1),
             quarantined=int(self._replay.quarantined.value()),
             failed_files=sorted(self._failed.files),

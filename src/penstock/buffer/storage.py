@@ -20,7 +20,7 @@ SPACE_CHECK_SECONDS = 0.05  # between two queries of the free space
 
 
 class BufferStorage:
-    """`at_rest` returns an item as it may be written to a disk: encrypted if its queue is."""
+    """The files of one buffer. `at_rest` encrypts an item if its queue is encrypted."""
 
     def __init__(
         self,

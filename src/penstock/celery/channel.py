@@ -14,7 +14,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -27,11 +27,8 @@ from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.json import dumps, loads
 
-from penstock.client.messages import Received
 from penstock.errors import Forbidden, Full, NotFound, Unavailable
-from penstock.net.addresses import resource
-from penstock.net.http import HttpAnswer
-from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.types import Received
 
 if TYPE_CHECKING:
     from penstock.celery.kombu_transport import Transport
@@ -81,18 +78,17 @@ class Source:
         """
         return self.partition is not None or self.group is not None
 
-    def pop_target(self, batch: int, wait: float) -> str:
-        query: dict[str, Any] = {"batch": batch}
-        if wait:
-            query |= {"wait": "true", "timeout": round(wait * 1000)}
-        if self.transient:
-            query["autoAck"] = "true"
-        if self.group is not None:
-            query |= {"consumerGroup": self.group, "subscriptionMode": "new"}
-        if self.namespace is not None:
-            return resource("/api/v1/pop", **query, namespace=self.namespace)
-        partition = () if self.partition is None else ("partition", self.partition)
-        return resource("/api/v1/pop/queue", self.queue, *partition, **query)
+    def wanted(self, batch: int) -> dict[str, Any]:
+        """Return it as a source of a pop."""
+        return {
+            "queue": self.queue if self.namespace is None else None,
+            "namespace": self.namespace,
+            "partition": self.partition,
+            "consumerGroup": self.group,
+            "subscriptionMode": None if self.group is None else "new",
+            "autoAck": self.transient,
+            "batch": batch,
+        }
 
 
 class Message(virtual.Message):  # type: ignore[misc]
@@ -194,11 +190,10 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         if about["type"] == "fanout":
             self._create(exchange, TRANSIENT_OPTIONS)
             source = self.connection.sources[queue] = Source(exchange, group=queue)
-            line = self.connection.line
-            waiting = line.ask("GET", source.pop_target(UNLIMITED_BATCH, 0.0))  # starts the group
+            waiting = self._pop(source, UNLIMITED_BATCH)  # starts the group
             if queue in self._auto_delete:
-                while waiting.body:  # sent while no one of this name listened
-                    waiting = line.ask("GET", source.pop_target(UNLIMITED_BATCH, 0.0))
+                while waiting:  # sent while no one of this name listened
+                    waiting = self._pop(source, UNLIMITED_BATCH)
                 self._forget_idle_groups(exchange)
             else:
                 self.receive(queue, waiting)
@@ -260,7 +255,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         self._create_reply_queues()
         item: dict[str, Any] = {
             "queue": queue,
-            "partition": partition or DEFAULT_PARTITION,
+            "partition": partition,
             "payload": msgspec.Raw(dumps(message).encode()),
             "transactionId": message["properties"]["delivery_tag"],
         }
@@ -321,12 +316,14 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         return message
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
-        source = self.source(queue)
         self.connection.settler.flush(FLUSH_SECONDS)  # what was requeued can be taken again
-        answer = self.connection.line.ask("GET", source.pop_target(1, timeout or 0.0))
-        for raw in self._opened(answer):
+        for raw in self._opened(self._pop(self.source(queue), 1, timeout or 0.0)):
             return raw
         raise Empty
+
+    def _pop(self, source: Source, batch: int, wait: float = 0.0) -> Sequence[Received]:
+        answer = self.connection.line.pop([source.wanted(batch)], wait)
+        return self.connection.settler.take(answer).messages
 
     def _message(self, raw: dict[str, Any], queue: str) -> Any:
         """Return the message of kombu. Anything else becomes a dead letter."""
@@ -354,34 +351,25 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
         estimate = self.qos.can_consume_max_estimate()
         return UNLIMITED_BATCH if estimate is None else int(estimate)
 
-    def receive(self, queue: str, answer: HttpAnswer) -> None:
-        """Keep the messages of a pop until they are delivered. What is too much goes back: pops of
-        several queues wait at the same time.
-        """
-        source = self.source(queue)
-        room = self._window() + self._ahead - self.connection.undelivered(self)
-        messages = list(self._opened(answer))
-        for place, raw in enumerate(messages):
-            if place >= room and not source.transient:
-                self.settle(raw["properties"]["delivery_tag"], "retry")
-            else:
-                self.connection.ready.append((self, queue, raw))
-        if not source.transient and self.qos.prefetch_count:
+    def receive(self, queue: str, messages: Sequence[Received]) -> None:
+        """Keep the messages of a pop until they are delivered."""
+        self.connection.ready.extend((self, queue, raw) for raw in self._opened(messages))
+        if not self.source(queue).transient and self.qos.prefetch_count:
             now = time.monotonic()
             rate = len(messages) / max(1e-3, now - self._received_at)
             self._ahead, self._received_at = min(MAX_AHEAD, int(rate * AHEAD_SECONDS)), now
 
     def give_back_held(self) -> None:
-        """Return messages that were taken ahead and are not wanted soon, since tasks are slow."""
-        if self._ahead and time.monotonic() > self._received_at + HELD_SECONDS:
+        """Return messages that cannot be delivered soon: they were taken ahead and tasks are slow,
+        or the prefetch count has become smaller.
+        """
+        if time.monotonic() > self._received_at + HELD_SECONDS:
             self._ahead = 0
             self.connection.return_ready(self)
 
-    def _opened(self, answer: HttpAnswer) -> Iterable[dict[str, Any]]:
-        """Return the messages in the answer to a pop, as kombu has them, each with a tag of
-        ours.
-        """
-        for message in self.connection.settler.take(answer):
+    def _opened(self, messages: Iterable[Received]) -> Iterable[dict[str, Any]]:
+        """Return messages as kombu has them, each with a tag of ours."""
+        for message in messages:
             tag = f"{message.id}-{next(self._tags)}"
             if message.lease_id:
                 self._taken[tag] = message

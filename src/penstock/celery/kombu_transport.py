@@ -1,8 +1,12 @@
 """The transport: wait for messages of all queues at once.
 
-Each consumed queue has one pop that waits at the broker, on a socket of its own. Celery's event
-loop (prefork, threads and solo) watches the sockets; `drain_events` (gevent, and programs that use
-kombu) polls them. No queue is asked again and again.
+All consumed queues share one pop that waits at the broker. Celery's event loop (prefork, threads
+and solo) watches its socket; `drain_events` (gevent, and programs that use kombu) waits for it. No
+queue is polled. The queue that was served last is asked last by the next pop.
+
+While a channel has as many messages as its prefetch count allows, the pop asks for its broadcasts
+and replies only. Such a pop is ended when the channel may take messages again. Fast tasks do not
+cause any: it starts after BUSY_SECONDS.
 
 A broken socket is not an error of kombu's connection: the pop is sent again, to the next broker if
 the URL names several, and leases stay valid. If no broker answers for `patience` seconds, Celery
@@ -10,8 +14,6 @@ gets the error and connects again in its own way.
 """
 
 import logging
-import os
-import select
 import ssl
 import time
 from collections import deque
@@ -22,13 +24,9 @@ from urllib.parse import quote
 from kombu.transport import virtual
 from kombu.utils.url import parse_url
 
+from penstock.blocking import Backoff, BlockingBrokers, Line, Settler
 from penstock.celery.channel import QueueChannel, Source
-from penstock.client.blocking import BlockingBrokers, Line
-from penstock.client.settler import Settler
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
-from penstock.net.addresses import TOKEN_VARIABLE, Token
-from penstock.net.retry import Backoff
-from penstock.net.tls import client_context
 
 log = logging.getLogger("penstock.celery")
 
@@ -39,71 +37,74 @@ PUBLISH_PATIENCE_SECONDS = 5.0
 CLOSE_SECONDS = 5.0
 ABANDON_SECONDS = 2.0
 TURN_SECONDS = 0.1  # between turns of the event loop while something waits for the clock
+BUSY_SECONDS = 0.05  # that a channel is busy before the pop waits for the other queues only
 # How often `drain_events` checks a full window, which another thread or greenlet may open.
 FULL_WINDOW_SECONDS = 0.02
 
 
-class Taker:
-    """The pop of one queue that waits at the broker."""
+Consumed = tuple[QueueChannel, str]  # a queue of kombu that a channel consumes
 
-    def __init__(self, channel: QueueChannel, queue: str, brokers: BlockingBrokers) -> None:
-        self.channel = channel
-        self.queue = queue
-        self.batch = 0  # what the waiting pop may bring; 0: none waits
+
+class LongPop:
+    """The pop that waits at the broker."""
+
+    def __init__(self, transport: "Transport") -> None:
+        self._transport = transport
+        self.line = Line(transport.brokers)
+        self.sources: list[Consumed] = []  # what the waiting pop may bring; empty: none waits
         self.number = 0  # of the pops so far; each may have another socket
-        self.line = Line(brokers)
         self._sent_at = 0.0
         self._failing_since: float | None = None
         self._backoff = Backoff()
         self.not_before = 0.0  # when to try again after a failure
 
-    def start(self, batch: int) -> None:
-        target = self.channel.source(self.queue).pop_target(batch, WAIT_SECONDS)
+    def start(self, batches: dict[Consumed, int]) -> None:
+        wanted = [channel.source(queue).wanted(n) for (channel, queue), n in batches.items()]
         self._sent_at = time.monotonic()
         try:
-            self.line.send("GET", target)
-            self.batch = batch
+            self.line.send_pop(wanted, WAIT_SECONDS)
+            self.sources = list(batches)
             self.number += 1
         except Unavailable as error:
             self._failed(error)
 
-    def receive(self) -> None:
-        """Read what has arrived."""
+    def receive(self, timeout: float = 0.0) -> None:
+        """Read what has arrived, or arrives within `timeout` seconds."""
         try:
-            answer = self.line.wait()
+            answer = self.line.wait(timeout)
         except Unavailable as error:
-            self.batch = 0
+            self.sources = []
             self._failed(error)
             return
+        except PenstockError:
+            self.sources = []
+            raise
         if answer is not None:
-            self.batch = 0
+            sources, self.sources = self.sources, []
             if self._failing_since is not None:
-                log.warning("taking from %r resumes", self.queue)
+                log.warning("taking messages resumes")
                 self._failing_since, self._backoff = None, Backoff()
-            self.channel.receive(self.queue, answer)
+            self._transport.received(sources, answer)
 
     def check(self) -> None:
         """Give up a pop whose answer is overdue: the broker is frozen or unreachable."""
-        if self.batch and time.monotonic() > self._sent_at + WAIT_SECONDS + LATE_SECONDS:
+        if self.sources and time.monotonic() > self._sent_at + WAIT_SECONDS + LATE_SECONDS:
             self.line.close()
-            self.batch = 0
+            self.sources = []
             self._failed(Unavailable("a pop was not answered in time"))
 
     def stop(self) -> None:
-        """End the waiting pop; what it brings nevertheless goes back to the queue."""
-        if self.batch:
-            self.batch = 0
-            answer = self.line.abandon(ABANDON_SECONDS)
-            if answer is not None:
-                self.channel.receive(self.queue, answer)
-        self.line.close()
+        """End the waiting pop, and keep what it brings nevertheless."""
+        sources, self.sources = self.sources, []
+        if sources and (answer := self.line.abandon(ABANDON_SECONDS)) is not None:
+            self._transport.received(sources, answer)
 
     def _failed(self, error: Unavailable) -> None:
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-            log.warning("taking from %r waits for a broker: %s", self.queue, error)
-        elif now - self._failing_since > self.channel.connection.patience:
+            log.warning("taking messages waits for a broker: %s", error)
+        elif now - self._failing_since > self._transport.patience:
             self._failing_since = None
             raise error
         self.not_before = now + self._backoff.delay()
@@ -135,11 +136,13 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.ready: deque[tuple[QueueChannel, str, dict[str, Any]]] = (
             deque()
         )  # taken, not delivered
-        self._takers: dict[tuple[QueueChannel, str], Taker] = {}
+        self._consumed: list[Consumed] = []  # the one that was served last at the end
+        self._pop = LongPop(self)
+        self._busy_since: float | None = None  # since when a channel takes no messages
         self._loop: Any = None  # Celery's event loop, if it uses one
         self._turning: Any = None  # a timer of the event loop
-        # the sockets in the event loop: file descriptor and number of the pop that waits there
-        self._watched: dict[Taker, tuple[int, int]] = {}
+        # the socket in the event loop: file descriptor and number of the pop that waits there
+        self._watched = (-1, 0)
 
     def driver_version(self) -> str:
         from penstock import __version__
@@ -156,6 +159,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._unregister()
         super().close_connection(connection)
         self.settler.close(CLOSE_SECONDS)
+        self._pop.line.close()
         self.line.close()
 
     def undelivered(self, channel: QueueChannel) -> int:
@@ -165,14 +169,13 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def consume(self, channel: QueueChannel, queue: str, deliver: Callable[[Any], None]) -> None:
         self._callbacks[queue] = deliver
-        self._takers[channel, queue] = Taker(channel, queue, self.brokers)
+        self._consumed.append((channel, queue))
 
     def cancel(self, channel: QueueChannel, queue: str) -> None:
+        self._end_pop()
         self._callbacks.pop(queue, None)
-        taker = self._takers.pop((channel, queue), None)
-        if taker is not None:
-            self._unwatch(taker)
-            taker.stop()
+        if (channel, queue) in self._consumed:
+            self._consumed.remove((channel, queue))
         self.return_ready(channel, queue)
 
     def return_ready(self, channel: QueueChannel, queue: str | None = None) -> None:
@@ -185,24 +188,45 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 kept.append(one)
         self.ready = deque(kept)
 
-    def _start_pops(self) -> None:
+    def received(self, sources: list[Consumed], answer: Any) -> None:
+        """Keep the messages of a pop for the channel that wants them."""
+        popped = self.settler.take(answer)
+        if popped.messages:
+            channel, queue = served = sources[popped.source]
+            channel.receive(queue, popped.messages)
+            self._consumed.remove(served)
+            self._consumed.append(served)
+
+    def _start_pop(self) -> None:
         """Have a pop wait for every queue whose channel may take messages."""
-        now = time.monotonic()
-        idle: dict[QueueChannel, list[Taker]] = {}
-        waiting: dict[QueueChannel, int] = {}
-        for taker in list(self._takers.values()):
-            taker.check()
-            if taker.batch:
-                waiting[taker.channel] = waiting.get(taker.channel, 0) + taker.batch
-            elif taker.not_before <= now:
-                idle.setdefault(taker.channel, []).append(taker)
-        for channel, takers in idle.items():
+        pop, now = self._pop, time.monotonic()
+        pop.check()
+        if len(pop.sources) == len(self._consumed) and not self.ready:
+            return
+        room: dict[QueueChannel, int] = {}
+        for channel in dict.fromkeys(channel for channel, _ in self._consumed):
             channel.give_back_held()
-            wanted = channel.wanted()
-            share = (wanted - waiting.get(channel, 0)) // len(takers)
-            for taker in takers:
-                if wanted > 0 or channel.source(taker.queue).transient:
-                    taker.start(max(1, share))
+            room[channel] = channel.wanted()
+        batches = {
+            (channel, queue): max(1, room[channel])
+            for channel, queue in self._consumed
+            if room[channel] > 0 or channel.source(queue).transient
+        }
+        if len(batches) == len(self._consumed):
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = now
+        if pop.sources and batches.keys() - set(pop.sources):
+            self._end_pop()
+            if self.ready:
+                return  # they are delivered first
+        busy = self._busy_since is not None and now < self._busy_since + BUSY_SECONDS
+        if batches and not (pop.sources or busy or now < pop.not_before):
+            pop.start(batches)
+
+    def _end_pop(self) -> None:
+        self._unwatch()
+        self._pop.stop()
 
     def _deliver_ready(self) -> bool:
         for place, (channel, queue, raw) in enumerate(self.ready):
@@ -218,21 +242,19 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         while True:
             if self._deliver_ready():
                 return
-            self._start_pops()
-            waiting = [taker for taker in self._takers.values() if taker.batch]
+            self._start_pop()
+            if self.ready and self._deliver_ready():
+                return
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise TimeoutError("no message arrived in time")
             pause = 1.0 if deadline is None else min(1.0, deadline - now)
-            if len(waiting) < len(self._takers):
+            if len(self._pop.sources) < len(self._consumed):
                 pause = min(pause, FULL_WINDOW_SECONDS)
-            poll = select.poll()
-            for taker in waiting:
-                poll.register(taker.line.fileno(), select.POLLIN)
-            arrived = {fd for fd, _ in poll.poll(pause * 1000)}
-            for taker in waiting:
-                if taker.line.fileno() in arrived:
-                    taker.receive()
+            if self._pop.sources:
+                self._pop.receive(pause)
+            else:
+                time.sleep(pause)
 
     # Celery's event loop
 
@@ -242,24 +264,20 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def _unregister(self) -> None:
         if self._loop is not None:
-            for taker in list(self._watched):
-                self._unwatch(taker)
+            self._unwatch()
             self._loop.on_tick.discard(self._tick)
             if self._turning is not None:
                 self._turning.cancel()
             self._loop = self._turning = None
 
     def _tick(self) -> None:
-        """Deliver, start pops and watch their sockets, before each turn of the event loop."""
+        """Deliver, start a pop and watch its socket, before each turn of the event loop."""
         self._deliver_all()
-        self._start_pops()
-        for taker in self._takers.values():
-            if taker.batch:
-                self._watch(taker)
-            elif taker.not_before > time.monotonic():
-                self._turn_soon()
-        if self.ready:
-            self._turn_soon()  # they go back if they are not delivered soon
+        self._start_pop()
+        if self._pop.sources:
+            self._watch()
+        if self.ready or (self._consumed and not self._pop.sources):
+            self._turn_soon()
 
     def _turn_soon(self) -> None:
         """Have the event loop turn again without an event."""
@@ -269,28 +287,26 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def _turned(self) -> None:
         self._turning = None
 
-    def _watch(self, taker: Taker) -> None:
+    def _watch(self) -> None:
         """Watch the socket of the pop that waits. A socket is watched for one pop only: a later one
         may have another socket with the same file descriptor.
         """
-        _, number = self._watched.get(taker, (-1, 0))
-        if number != taker.number:
-            self._unwatch(taker)
-            fd = taker.line.fileno()
-            self._watched[taker] = fd, taker.number
-            self._loop.add_reader(fd, self._on_readable, taker)
+        if self._watched[1] != self._pop.number:
+            self._unwatch()
+            self._watched = self._pop.line.fileno(), self._pop.number
+            self._loop.add_reader(self._watched[0], self._on_readable)
 
-    def _unwatch(self, taker: Taker) -> None:
-        fd, _ = self._watched.pop(taker, (-1, 0))
+    def _unwatch(self) -> None:
+        (fd, _), self._watched = self._watched, (-1, 0)
         if fd >= 0 and self._loop is not None:
             self._loop.remove_reader(fd)
 
-    def _on_readable(self, taker: Taker) -> None:
+    def _on_readable(self) -> None:
         try:
-            taker.receive()
+            self._pop.receive()
         finally:
-            if not taker.batch:
-                self._unwatch(taker)
+            if not self._pop.sources:
+                self._unwatch()
         self._deliver_all()
 
     def _deliver_all(self) -> None:
@@ -301,18 +317,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 def _brokers(client: Any) -> BlockingBrokers:
     """Return the brokers of kombu's connection: the one it uses now, then its alternates."""
     hosts = [_address(client.hostname, client.port)]
-    token: Token | None = client.transport_options.get("token") or client.password or None
-    token = token or os.environ.get(TOKEN_VARIABLE) or None
     secure = bool(client.ssl) or client.transport_cls == "penstocks"
     for url in client.alt:
         if "://" in url:
             parts = parse_url(url)
             hosts.append(_address(parts["hostname"], parts["port"]))
             secure = secure or parts["transport"] == "penstocks"
-    scheme = "https" if secure else "http"
-    urls = [f"{scheme}://{host}" for host in dict.fromkeys(hosts)]
     return BlockingBrokers(
-        urls, token=token, tls=_tls(client.ssl) if secure else None, timeout=client.connect_timeout
+        [f"{'https' if secure else 'http'}://{host}" for host in dict.fromkeys(hosts)],
+        token=client.transport_options.get("token") or client.password,
+        timeout=client.connect_timeout,
+        **(_tls(client.ssl) if secure else {}),
     )
 
 
@@ -321,15 +336,15 @@ def _address(host: str | None, port: int | None) -> str:
     return f"{f'[{host}]' if ':' in host else quote(host)}:{port or Transport.default_port}"
 
 
-def _tls(setting: Any) -> ssl.SSLContext:
-    """Return the context for `broker_use_ssl`: True, or a dict with `ca_certs`, `certfile`,
-    `keyfile`.
+def _tls(setting: Any) -> dict[str, Any]:
+    """Return the arguments for `broker_use_ssl`: True, an `ssl.SSLContext`, or a dict with
+    `ca_certs`, `certfile` and `keyfile`.
     """
     if isinstance(setting, ssl.SSLContext):
-        return setting
-    if not isinstance(setting, dict):
-        return client_context()
-    unknown = set(setting) - {"ca_certs", "certfile", "keyfile"}
+        return {"tls": setting}
+    given = dict(setting) if isinstance(setting, dict) else {}
+    names = {"ca_certs": "ca", "certfile": "certificate", "keyfile": "key"}
+    unknown = set(given) - set(names)
     if unknown:
         raise InvalidRequest(f"broker_use_ssl has no {', '.join(sorted(unknown))}")
-    return client_context(setting.get("ca_certs"), setting.get("certfile"), setting.get("keyfile"))
+    return {names[name]: value for name, value in given.items()}

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from penstock.config import Loaded
 
 REFUSED, USAGE, INTERRUPTED, READER_GONE = 1, 2, 130, 141  # exit codes
-NO_TOKEN = "Authentication required"  # how the broker's refusal of a request without one begins
+NO_TOKEN = "Authentication required"  # how the broker's answer to a request without a token begins
 LOCAL_URL = "http://127.0.0.1:6632"
-PAGE_ROWS = 500  # of a listing, asked for at a time
+PAGE_ROWS = 500  # rows per request of a listing
 COMPLETED_NAMES = 200  # at most, where there may be thousands
 INSTALL_COMPLETION = "--install-completion"
 
@@ -115,7 +115,7 @@ Settings = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True)
 class JsonOutput:
-    """How the view of a command is shown once."""
+    """Options of a command whose view is shown once."""
 
     json: Annotated[bool, Parameter(alias="-J", help="Print JSON instead of text.")] = False
 
@@ -128,13 +128,13 @@ class JsonOutput:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds between two looks; None: look once."""
+        """Seconds between two updates; None: show once."""
         return None
 
 
 @dataclass(frozen=True)
 class WatchOutput(JsonOutput):
-    """How the view of a command is shown, once or again and again."""
+    """Options of a command whose view is shown once or repeatedly."""
 
     watch: Annotated[bool, Parameter(alias="-w", help="Repeat until Ctrl-C.")] = False
     interval: Annotated[
@@ -156,7 +156,7 @@ class BrokerConfig:
     settings: Settings = None
 
     def load(self, **flags: Any) -> "Loaded":
-        """Load it with what the options say; a mistake in it ends the command."""
+        """Load it with these options. Ends the command if it is invalid."""
         from penstock.config.load import default_file, load, parse_settings
 
         try:
@@ -283,7 +283,7 @@ def _connection_options(
     """
     for name, value in ((CA_FILE, ca), (CLIENT_CERT, client_cert), (CLIENT_KEY, client_key)):
         if value is not None:
-            # Everything that connects looks here, in other processes too.
+            # Read by everything that connects, also in other processes.
             os.environ[name] = str(value)
     return words
 
@@ -380,7 +380,7 @@ def say(text: str) -> None:
 
 
 def usage(text: str) -> SystemExit:
-    """Report wrong usage; raise what is returned."""
+    """Report wrong usage. Returns the exception to raise."""
     say(f"penstock: {text}")
     return SystemExit(USAGE)
 
@@ -389,9 +389,7 @@ def explain(error: Exception) -> str:
     """Return an error in the words of the command line: a token is an option, not a header."""
     if isinstance(error, Unauthorized):
         if str(error).startswith(NO_TOKEN):
-            return (
-                "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN"
-            )
+            return "this broker requires a token: pass --token TOKEN, or set PENSTOCK_TOKEN"
         return f"the broker does not accept the token (--token or PENSTOCK_TOKEN): {error}"
     if isinstance(error, Forbidden):
         return f"{error} (--token or PENSTOCK_TOKEN)"
@@ -416,7 +414,7 @@ def errors_explained() -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # Python would complain again when it flushes standard output at exit.
+        # Otherwise Python reports the error again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(READER_GONE) from None
     except OSError as error:
@@ -425,7 +423,7 @@ def errors_explained() -> Iterator[None]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Continue only when a person agrees, or passed `--yes`."""
+    """Ask for confirmation, unless `--yes` was passed."""
     if yes:
         return
     if not sys.stdin.isatty():

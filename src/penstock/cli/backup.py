@@ -96,13 +96,17 @@ def _report(what: str, done: BackupManifest) -> None:
         f"{len(done.files)} files, {size:,} bytes; state of {done.began_at}"
     )
     for address in filter(None, (done.tier, done.shared_tier)):
-        print(f"Older records of topics are not in it: they are read from {address}")
+        print(f"Older records of topics are not in the backup: they are read from {address}")
 
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as rows:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _name, _done, _total: None
+        return
+    with Progress(*columns, TextColumn("{task.description}"), console=console) as rows:
         task = rows.add_task("", total=None)
         yield lambda name, done, total: rows.update(
             task, description=name[-40:], completed=done, total=total

@@ -1,4 +1,4 @@
-"""`penstock config`: the effective configuration, and whether a file is right."""
+"""`penstock config`: show the effective configuration, or check a file."""
 
 from pathlib import Path
 

@@ -33,6 +33,7 @@ from penstock.client import Client, Message
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import ConsumerOptions
 from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.io.tasks import RETRY_SECONDS
 
 QUEUES: dict[str, dict[str, Any]] = {  # with their options
     "demo-orders": {"retentionEnabled": True, "completedRetentionSeconds": 600},
@@ -63,7 +64,6 @@ FAILURES = (
     *["card declined by the issuer"] * 3,
     "currency 'XXU' is unknown",
 )
-RETRY_SECONDS = 1.0
 UP_SECONDS, DOWN_SECONDS = 40.0, 20.0  # cycle of the route's destination
 REMINDER_SECONDS = 3600  # delay of a reminder
 ANSWER_SECONDS = 5.0  # wait for unanswered requests before the cleanup
@@ -266,7 +266,7 @@ async def run(api: BrokerApi, rate: float, keep: bool) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     try:
         await shop.set_up()
-        print(f"The shop is open: look at {api.url.rstrip('/')}/console/ (Ctrl-C closes it)")
+        print(f"The demo runs: open {api.url.rstrip('/')}/console/ (Ctrl-C stops it)")
         async with asyncio.TaskGroup() as group:
             for part in shop.parts():
                 group.create_task(_for_ever(part))
@@ -275,7 +275,7 @@ async def run(api: BrokerApi, rate: float, keep: bool) -> None:
     finally:
         await shop.client.close()
         if not keep:
-            print("Removing what the demo made ...")
+            print("Removing what the demo created ...")
             await shop.clean_up()
         await shop.brokers.close()
 

@@ -1,8 +1,8 @@
-"""`penstock doctor`: what will hurt a broker in production, each with the command that mends it.
+"""`penstock doctor`: what will hurt a broker in production, each with the command that fixes it.
 
 It asks the running broker for its effective configuration and figures. On the broker's machine it
-also asks PostgreSQL and looks into the data directory, with the broker's configuration as `penstock
-backup` reads it. A check that cannot be made is named, and is not a finding.
+also reads PostgreSQL's settings and the data directory, with the configuration that `penstock
+backup` uses. It names the checks that it could not make; they are not findings.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ BACKUP_DAYS = 7
 BUFFER_SECONDS = 4 * 3600.0  # of an outage of PostgreSQL that the buffer should survive
 LEAST_PUSH_RATE = 100 * 1024  # bytes per second that a broker without traffic is measured by
 CLOCK_SECONDS = 2.0
-LARGEST_QUEUES = 20  # whose retention is looked at
+LARGEST_QUEUES = 20  # whose retention is checked
 ALTER = 'psql "$(penstock database url)" -c "ALTER SYSTEM SET {}" -c "SELECT pg_reload_conf()"'
 DURABILITY = ("fsync", "synchronous_commit", "full_page_writes")  # that PostgreSQL must not skip
 LISTENERS = ("http_server", "tcp_server", "kafka_server", "websocket_server")
@@ -36,7 +36,7 @@ LISTENERS = ("http_server", "tcp_server", "kafka_server", "websocket_server")
 class DoctorFinding(NamedTuple):
     level: Literal["error", "warning"]
     what: str
-    mend: str  # a command, or a line of a configuration
+    fix: str  # a command, or a line of a configuration
 
 
 @dataclass
@@ -63,8 +63,9 @@ def doctor(
 ) -> View:
     """Check a broker and its configuration for what will hurt in production.
 
-    Each finding has the command that mends it. The exit code is 1 if there is one. Run it on the
-    broker's machine, with the broker's configuration, to check PostgreSQL and backups too.
+    Each finding comes with the command that fixes it. The exit code is 1 if there are findings.
+    Run it on the broker's machine, with the broker's configuration, to check PostgreSQL and backups
+    too.
 
     Examples:
 
@@ -81,12 +82,12 @@ def doctor(
     columns = (
         Column("level"),
         Column("what", prose=True, wrap=True),
-        Column("mend it with", "mend", prose=True, wrap=True),
+        Column("fix", prose=True, wrap=True),
     )
     return View(
         {"findings": [one._asdict() for one in findings], "skipped": broker.skipped},
         [
-            TableBlock(columns, findings, "nothing found"),
+            TableBlock(columns, findings, "no findings"),
             *(TextLine(f"not checked: {one}", "dim") for one in broker.skipped),
         ],
         failed=bool(failing),
@@ -151,7 +152,7 @@ def _check_retention(broker: Examined) -> Iterator[DoctorFinding]:
         if not kept and not options["ttl"]:
             yield DoctorFinding(
                 "warning",
-                f"queue {name} keeps completed messages for ever",
+                f"queue {name} keeps completed messages forever",
                 f"penstock queue configure {name} retentionEnabled=true "
                 "completedRetentionSeconds=86400",
             )
@@ -161,7 +162,7 @@ def _check_retention(broker: Examined) -> Iterator[DoctorFinding]:
     if broker.live["counts"].get("topics") and not any(limits):
         yield DoctorFinding(
             "warning",
-            "topics keep their records for ever",
+            "topics keep their records forever",
             "penstock serve --set topics.retention_age=7d",
         )
 
@@ -294,7 +295,7 @@ def _check_backup(broker: Examined) -> Iterator[DoctorFinding]:
     try:
         age = time.time() - (broker.private_directory / BACKUP_RECORD).stat().st_mtime
     except FileNotFoundError:
-        yield DoctorFinding("warning", "no backup was made", "penstock backup PLACE")
+        yield DoctorFinding("warning", "no backup has been made", "penstock backup PLACE")
         return
     if age > BACKUP_DAYS * 86_400:
         yield DoctorFinding(

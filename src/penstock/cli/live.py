@@ -1,4 +1,4 @@
-"""The broker's live figures, as the Console has them: one stream, opened again when it ends."""
+"""The broker's live figures: the stream that the Console reads, reopened when it ends."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,11 +9,11 @@ from penstock.net.broker_caller import BrokerCaller
 
 LIVE = "/api/v1/live"
 SILENCE_SECONDS = 15.0  # without an event, which comes about once a second
-RATE_SECONDS = 0.9  # the least over which a rate is a rate
+RATE_SECONDS = 0.9  # shortest interval for a rate
 
 
 class LiveFigures:
-    """What `GET /api/v1/live` said so far, its events merged."""
+    """The merged events of `GET /api/v1/live`."""
 
     def __init__(self, api: BrokerApi) -> None:
         self._api = api

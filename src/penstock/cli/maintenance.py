@@ -39,7 +39,7 @@ def maintenance(
     report = api.get(MAINTENANCE)
     columns = (
         Column("pushes", lambda one: _goes(one["maintenanceMode"], "to the buffer")),
-        Column("pops", lambda one: _goes(one["popMaintenanceMode"], "find nothing")),
+        Column("pops", lambda one: _goes(one["popMaintenanceMode"], "get no messages")),
         Column("buffered messages", "bufferedMessages", count),
         Column("failed events", "bufferStats.failedCount", count),
         Column("database", lambda one: "up" if one["bufferStats"]["dbHealthy"] else "down"),

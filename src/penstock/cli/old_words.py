@@ -79,7 +79,7 @@ def _option(word: str, options: Mapping[str, str], say: Callable[[str], None]) -
 
 
 def _interval(words: list[str], say: Callable[[str], None]) -> list[str]:
-    """Replace `--watch SECONDS`; a job of `pipeline run` has that option still."""
+    """Replace `--watch SECONDS`; a job of `pipeline run` still has that option."""
     if words[:2] == ["pipeline", "run"]:
         return words
     for at in range(len(words) - 1):

@@ -106,8 +106,10 @@ def push(
         "deliver_at": None if at is None else _moment(at),
     }
 
+    empty = True
     with _client(api) as client:
         for lines in _batches(payloads if payloads else _input(), batch):
+            empty = False
             values = [line if text else _json(line) for line in lines]
             if transaction_id:
                 results = [client.push(queue, values[0], transaction_id=transaction_id, **envelope)]
@@ -117,6 +119,8 @@ def push(
                 for one in results:
                     about = {"transactionId": one.transaction_id, "id": one.message_id}
                     print_line({"status": one.status} | about)
+    if empty and not quiet:
+        say(f"penstock: no messages were pushed to {queue}: standard input is empty")
 
 
 @commands.command

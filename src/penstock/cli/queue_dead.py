@@ -1,4 +1,4 @@
-"""`penstock queue dlq`: look at dead letters, deliver them again, or delete them."""
+"""`penstock queue dlq`: list dead letters, deliver them again, or delete them."""
 
 import time
 from dataclasses import asdict, dataclass

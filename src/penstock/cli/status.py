@@ -1,8 +1,8 @@
-"""`penstock status`: the whole broker on one screen, what is wrong first.
+"""`penstock status`: the whole broker on one screen, problems first.
 
-It shows the figures of the Console: the same list of problems, the same counts. With
-`--check` the exit code is that of monitoring plugins: 0 well, 1 a warning, 2 an error, 3 unknown
-(no broker answers, or it refuses to say).
+It shows the same problems and counts as the Console. With `--check` the exit code is that of
+monitoring plugins: 0 ok, 1 a warning, 2 an error, 3 unknown (no broker answers, or it refuses the
+request).
 """
 
 import time
@@ -140,7 +140,7 @@ def problems(url: str, now: dict[str, Any], brief: bool) -> Iterator[TextLine | 
         Column("level"),
         Column("what", "text", prose=True, wrap=not brief),
         Column("for", _age, duration),
-        Column("look with penstock", _words, optional=True),
+        Column("command", optional=True),
     )
     yield TableBlock(columns, rows)
 
@@ -156,11 +156,6 @@ def _command(problem: dict[str, Any]) -> str | None:
     name = unquote(name) or "".join(parse_qs(path.query).get("queue", []))
     command = COMMANDS.get(view)
     return None if command is None else f"penstock {command.format(name)}".rstrip()
-
-
-def _words(problem: dict[str, Any]) -> str | None:
-    command: str | None = problem["command"]
-    return command and command.removeprefix("penstock ")
 
 
 def _parts(now: dict[str, Any]) -> Iterator[Column]:
@@ -205,7 +200,7 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
 
 
 def _books(books: dict[str, Any]) -> str:
-    """Where everything is that was accepted."""
+    """Return how the accepted messages or records add up."""
     terms = [name for name in TERMS if name in books]
     right = " + ".join(f"{_count(books[name])} {name}" for name in terms)
     verdict = {True: "", False: " (does NOT agree)", None: " (not known to agree)"}[books["agrees"]]

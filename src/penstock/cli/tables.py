@@ -228,7 +228,7 @@ def _fit(columns: Sequence[Column], widths: list[int], width: int) -> tuple[list
         if excess() > 0 and columns[at].optional:
             shown.remove(at)
             dropped.insert(0, columns[at].title)
-    widths[:] = natural  # dropped columns made room
+    widths[:] = natural  # dropping columns has made room
     cut([at for at in prose if at in shown], MIN_PROSE)
     cut([at for at in shown if columns[at].format is text], MIN_NAME)
     return shown, dropped

@@ -81,7 +81,7 @@ class _Screen:
         self._error = ""
 
     def run(self, sort: str) -> None:
-        self._now = self._figures.take()  # fails as any command does
+        self._now = self._figures.take()  # fails like any other command
         threading.Thread(target=self._read, daemon=True).start()  # it ends with the process
         view = self._look(sort)
         try:

@@ -1,4 +1,4 @@
-"""`penstock topic verify` and `topic scrub`: is what is on disk what was written?"""
+"""`penstock topic verify` and `topic scrub`: check that stored records are undamaged."""
 
 import asyncio
 import time

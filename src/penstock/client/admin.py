@@ -1,4 +1,4 @@
-"""`Client.admin`: what an operator asks of a broker."""
+"""`Client.admin`: the operations of an operator."""
 
 import asyncio
 from datetime import datetime

@@ -2,7 +2,7 @@
 
 The broker refuses a batch while it does not have the one before it, so that a retried batch is not
 overtaken. A batch that is refused for good, or whose outcome is unknown, is not sent again: the
-broker would wait for its number in vain. The following batches get a new id, and the broker accepts
+broker would wait for its number forever. The following batches get a new id, and the broker accepts
 any first number of an id that it does not know.
 """
 

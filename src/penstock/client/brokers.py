@@ -1,4 +1,4 @@
-"""HTTP requests to whichever of several brokers answers.
+"""HTTP requests to the first of several brokers that answers.
 
 All brokers on one database are equal, so any of them can serve any request. We stay with the one
 that answered last: its connections are warm. When an answer closes its connection the broker is
@@ -70,8 +70,7 @@ class Brokers:
         retry_for: float | None = None,
         polling: bool = False,
     ) -> HttpAnswer:
-        """The answer of the first broker that gives one; errors of the 4xx kind are raised as what
-        they mean.
+        """Return the answer of the first broker that answers. A 4xx status raises its error class.
 
         `timeout` limits each attempt, `retry_for` the time after which no new attempt is made. A
         `polling` request is meant to take long: `retry_for` then counts from the first failure.
@@ -124,7 +123,7 @@ class Brokers:
             await asyncio.sleep(wait)
 
     async def statuses(self) -> list[tuple[str, BrokerStatus | PenstockError]]:
-        """How each broker is, by its own account; one without its database answers, too."""
+        """Return what each broker says of its health, also brokers without their database."""
 
         async def one(url: str, client: HttpClient) -> tuple[str, BrokerStatus | PenstockError]:
             try:
@@ -142,8 +141,8 @@ class Brokers:
         return await asyncio.gather(*map(one, self.urls, self._clients))
 
     def _leave(self, place: int) -> None:
-        """The next request goes to the next broker."""
-        if place == self._current:  # otherwise someone else has moved on already
+        """Send the next request to the next broker."""
+        if place == self._current:  # otherwise another request has done so already
             self._current = (place + 1) % len(self._clients)
 
     def _headers(self, body: bytes) -> tuple[tuple[str, str], ...]:
@@ -185,7 +184,7 @@ class Brokers:
         retry_for: float | None = None,
         **query: Any,
     ) -> T:
-        """Do an operation of the contract. `names` are the parameters of its path, in order."""
+        """Call an operation of the contract. `names` are the parameters of its path, in order."""
         return await self.json(
             operation.answer,
             operation.method,
@@ -204,7 +203,7 @@ class Brokers:
 
 
 def understood(decode: Callable[[bytes], T], body: bytes) -> T:
-    """What a body says; `Unavailable` when it is not a broker's but a proxy's."""
+    """Decode a body. Raises `Unavailable` if it is not from a broker but from a proxy."""
     try:
         return decode(body)
     except NOT_JSON as error:

@@ -1,13 +1,13 @@
 """Client-side batching: many small pushes become few requests.
 
 `push` adds to the buffer and returns; it waits only while the buffer is full, which is how a slow
-broker slows its producers down. Payloads are encoded at once: what JSON cannot say is an error
-there, and later changes do not count. One task sends the oldest messages in order, a batch at a
-time. A batch that could not be delivered, for whatever reason that is not a message's own (no
-broker, no room on its disk, a token that ran out), goes back to the front and is sent again, with
-the transaction ids it had, so order holds and nothing is stored twice. What the broker refuses for
-good (a malformed message) or what its queue has no room for is set aside in `refused` with its
-reason.
+broker slows its producers down. Payloads are encoded at once: a payload that JSON cannot express
+raises there, and later changes to it have no effect. One task sends the oldest messages in order, a
+batch at a time. A batch that could not be delivered, for whatever reason that is not a message's
+own (no broker, no room on its disk, a token that ran out), goes back to the front and is sent
+again, with the transaction ids it had, so order holds and nothing is stored twice. What the broker
+refuses for good (a malformed message) or what its queue has no room for is set aside in `refused`
+with its reason.
 
 `close` sends what is left within a deadline and returns what could not be sent: nothing is dropped
 in silence.
@@ -41,7 +41,7 @@ class BufferOptions(TypedDict, total=False):
     max_messages: int  # in the buffer; when it is full, push waits; default 10,000
     batch: int  # the most messages per request; default 500
     linger: float  # seconds to wait for a batch to fill; default 0.05
-    close_timeout: float  # seconds that close sends the rest; default 10
+    close_timeout: float  # seconds that `close` tries to send the rest; default 10
 
 
 class PushBuffer:
@@ -75,7 +75,7 @@ class PushBuffer:
         self._sender = asyncio.create_task(self._run(), name="penstock push buffer")
 
     def __len__(self) -> int:
-        """Messages not yet stored."""
+        """Return the number of messages that are not stored yet."""
         return len(self._items) + self._in_flight
 
     async def push(
@@ -162,7 +162,7 @@ class PushBuffer:
             except PenstockError as error:
                 pause = backoff.delay()
                 log.warning("%d messages wait for a broker: %s", len(self), error)
-            except Exception:  # a bug must not end the sending for the life of the buffer
+            except Exception:  # a bug must not stop the sender for good
                 pause = backoff.delay()
                 log.exception("sending failed; it is tried again")
             finally:
@@ -173,7 +173,7 @@ class PushBuffer:
                 await asyncio.sleep(pause)
 
     async def _gather(self) -> None:
-        """Give a batch the time to fill."""
+        """Wait for a batch to fill."""
         self._changed.clear()
         if self._hurried:
             return
@@ -182,8 +182,8 @@ class PushBuffer:
                 await self._changed.wait()
 
     async def _send(self, batch: list[Item]) -> None:
-        """Send the messages; those that are stored or refused leave the list, the others are in it
-        when this raises.
+        """Send the messages. Stored and refused ones are removed from the list; if this raises, the
+        others are still in it.
         """
         try:
             await self._client._push_items(batch, retry_for=0.0)
@@ -198,7 +198,7 @@ class PushBuffer:
             self.sent += len(batch) - len(full)
             self._refuse(full, error)
         except (InvalidRequest, TooLarge) as error:
-            if len(batch) > 1:  # one bad message must not take the others with it
+            if len(batch) > 1:  # one bad message must not fail the others
                 first = batch[: len(batch) // 2]
                 try:
                     await self._send(first)
@@ -220,7 +220,7 @@ def check_sent(unsent: list[Item], what: str) -> None:
 
 
 def _plain(item: Item) -> Item:
-    """The item with its payload as a value again."""
+    """Return the item with its payload decoded."""
     try:
         return {**item, "payload": msgspec.json.decode(item["payload"])}
     except NOT_JSON:  # a Raw of the caller's that is not JSON

@@ -215,8 +215,8 @@ class Client(QueueClient, FormerMethods):
 
     def around(self, hook: Generate) -> Generate:
         """Decorate a generator function that runs around every call of a consumer's function. It
-        gets the list of messages. What stands before its `yield` runs before the call, what stands
-        behind it after; an exception of the function is raised at the `yield`.
+        gets the list of messages. The code before its `yield` runs before the call, the code after
+        it runs after the call. An exception of the function is raised at the `yield`.
         """
         self._hooks.append(hook_of(hook))
         return hook
@@ -292,7 +292,7 @@ class Client(QueueClient, FormerMethods):
         unsent = [item for items in unsent_items for item in items]
         fetched: list[Received] = [one for messages in self._fetched.values() for one in messages]
         for messages in self._fetched.values():
-            messages.clear()  # or their loops would give them back again
+            messages.clear()  # otherwise their loops would release them again
         if fetched:
             await asyncio.wait(
                 [asyncio.ensure_future(self._give_back(fetched))],
@@ -314,7 +314,7 @@ class Client(QueueClient, FormerMethods):
 
 @contextmanager
 def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM, where nobody else handles it."""
+    """Call `stop` on SIGTERM, unless the program handles it itself."""
     loop = asyncio.get_running_loop()
     if not sigterm_is_free():
         yield
@@ -327,13 +327,13 @@ def stopping_on_signal(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def sigterm_is_free() -> bool:
-    """Whether we may handle SIGTERM: in the main thread, where nobody else does."""
+    """Return whether we may handle SIGTERM: in the main thread, if the program does not."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def limits_from_env() -> dict[str, Any]:
-    """The time-outs of a client that the environment names."""
+    """Return the timeouts of a client that the environment sets."""
     limits = {}
     for name, variable in (
         ("timeout", "PENSTOCK_TIMEOUT"),

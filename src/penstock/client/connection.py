@@ -31,10 +31,10 @@ BUFFER_BYTES = 256 << 10
 
 
 class Recycled:
-    """A few large buffers, each handed out again when the views of it that were given out are gone.
+    """A few large buffers. Each is reused when no view of it is left.
 
-    A bytearray refuses to change its size while a view of it exists: trying is how we know. Whoever
-    keeps a body keeps its buffer, and gets the next one from fresh memory.
+    A bytearray refuses to change its size while a view of it exists: so we try. A caller that keeps
+    a body keeps its buffer, and the next body gets fresh memory.
     """
 
     MAX_BUFFERS = 4
@@ -57,7 +57,7 @@ class Recycled:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Made by `connect`. `request` may be called at any time; nothing is resent here."""
+    """Created by `Link`. `request` may be called at any time; nothing is sent twice."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body_head: tuple[int, int] = (0, 0)  # its command and status
         self._writable: asyncio.Future[None] | None = None
         self._heard = False  # any answer
+        self._foreign = False  # the peer does not speak this protocol
         # a token that has expired on the way is a reason to connect again, not an answer
         self.renews = False
         self.closed: asyncio.Future[None] = self._loop.create_future()
@@ -85,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
     def request(
         self, pieces: Bytes | Sequence[Bytes], started: Callable[[memoryview], None] | None = None
     ) -> asyncio.Future[memoryview]:
-        """Send a frame; the future gives the answer's body, or raises what the status means.
+        """Send a frame. The future returns the answer's body, or raises the error of its status.
 
         `started` is called with the beginning of a large answer before the rest has arrived.
         """
@@ -109,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -121,7 +122,9 @@ class Connection(asyncio.BufferedProtocol):
         waiting, self._waiting = self._waiting, deque()
         for future, _ in waiting:
             if not future.done():
-                future.set_exception(ConnectionLost(reason))
+                future.set_exception(
+                    Unavailable(frames.NOT_OURS) if self._foreign else ConnectionLost(reason)
+                )
         if not self.closed.done():
             self.closed.set_result(None)
         self.resume_writing()
@@ -153,6 +156,10 @@ class Connection(asyncio.BufferedProtocol):
         buffer, at, end = self._buffer, 0, self._filled
         while end - at >= ANSWER.size:
             command, status, length = ANSWER.unpack_from(buffer, at)
+            if not command & frames.REPLY and self._transport is not None:
+                self._foreign = True
+                self._transport.abort()  # its length may be gigabytes
+                return
             start = at + ANSWER.size
             if end - start >= length:
                 self._answer(command, status, memoryview(bytes(buffer[start : start + length])))
@@ -192,11 +199,11 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class Waiting:
-    """Logs what is waited for: once, and again when that is something else."""
+    """Logs the reason for a wait once, and again when the reason changes."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self.error: PenstockError | None = None  # the last one
+        self.error: PenstockError | None = None  # the last error
 
     def note(self, error: PenstockError, seconds: float) -> None:
         if type(error) is not type(self.error):
@@ -218,8 +225,8 @@ class Endpoint(NamedTuple):
 
 
 class Link:
-    """Keeps one connection to the first of several addresses that answers, made when needed and
-    made again when lost.
+    """Keeps one connection to the first of several addresses that answers. It connects when needed,
+    and again after a loss.
 
     The endpoint may be a function that finds it: it is asked before each connection. With a token
     (or a function that gives one, asked at each connection) every connection begins with AUTH.
@@ -240,17 +247,19 @@ class Link:
         self._lock = asyncio.Lock()
         self._closed = False
 
-    async def connection(self, deadline: float) -> Connection:
-        """A live connection; `Unavailable` when there is none by `deadline` (the loop's clock)."""
+    async def connection(self, deadline: float, waiting: Waiting | None = None) -> Connection:
+        """Return a live connection, or raise `Unavailable` if there is none by `deadline` (the
+        loop's clock). `waiting` logs the wait.
+        """
         if self._connection is not None and self._connection.alive:
             return self._connection
         async with self._lock:
             if self._connection is not None and self._connection.alive:
                 return self._connection
-            self._connection = await self._connect(deadline)
+            self._connection = await self._connect(deadline, waiting)
             return self._connection
 
-    async def _connect(self, deadline: float) -> Connection:
+    async def _connect(self, deadline: float, waiting: Waiting | None) -> Connection:
         loop = asyncio.get_running_loop()
         backoff = Backoff()
         while True:
@@ -273,17 +282,19 @@ class Link:
                         f"{host}:{port}: {explain(error, shaking=bool(self._tls)) or 'no answer'}"
                     )
                     continue
-                # The one that answered goes first next time: reconnecting does not begin with the
-                # dead one.
+                # The address that answered comes first next time, before dead ones.
                 self._addresses.insert(0, self._addresses.pop(position))
                 return connection
             delay = backoff.delay()
+            unanswered = Unavailable(f"no broker answers ({'; '.join(failures)})")
             if loop.time() + delay > deadline:
-                raise Unavailable(f"no broker answers ({'; '.join(failures)})")
+                raise unanswered
+            if waiting is not None:
+                waiting.note(unanswered, deadline - loop.time())
             await asyncio.sleep(delay)
 
     async def _find_addresses(self) -> list[str]:
-        """Ask where to connect, if that is not known for good; why it could not be asked."""
+        """Look up the addresses, unless they are fixed. Returns why that failed, if it did."""
         if self._find is None:
             return []
         if self._closed:

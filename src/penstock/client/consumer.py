@@ -1,4 +1,4 @@
-"""A consumer: workers that take messages, hand them to a function and acknowledge what it says.
+"""A consumer: workers that take messages, call a function for each, and send its outcome.
 
     @client.consumer("orders@billing", concurrency=8, retry=backoff(max_attempts=5))
     async def bill(order: Order) -> None: ...
@@ -139,7 +139,7 @@ class ConsumerOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of an attempt."""
+    """The outcome of an attempt."""
 
     status: AckStatus
     error: str | None = None
@@ -147,7 +147,7 @@ class Outcome:
     max_attempts: int | None = None  # None: as the queue says
 
     def answer(self, worker: str) -> Answer:
-        """As `_ack_each` takes it."""
+        """Return the outcome in the form that `_ack_each` takes."""
         answer: Answer = {"status": self.status}
         if self.error is not None:
             answer |= {"error": self.error, "worker": worker}
@@ -209,14 +209,14 @@ class Consumer(Generic[P, R]):
         self.concurrency = concurrency
         self.handled = 0
         self.failed = 0
-        self.most_calls = 0  # that were ever under way at the same time
+        self.most_calls = 0  # the most calls that ran at the same time
         self.released = 0  # messages whose handler had not finished when the consumer had to end
         self.hanging = 0  # threads whose function did not end within its timeout
         self.on_hang: Callable[[], object] | None = None  # instead of ending when all hang
         self.last_error: str | None = None
         self.last_error_at: datetime | None = None
         self.started_at: datetime | None = None
-        self.hooks: list[Hook] = []  # around each call, the first one outside
+        self.hooks: list[Hook] = []  # run around each call; the first one is the outermost
         self._client = client
         self._handler = BoundHandler(handler, batches=batches, stateful=self._stateful)
         self._batches, self._auto_ack, self._retry = batches, auto_ack, retry
@@ -238,7 +238,9 @@ class Consumer(Generic[P, R]):
         self._stopping = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._polls: set[asyncio.Future[list[Message]]] = set()
-        self._calls: dict[object, tuple[float, int]] = {}  # under way: since when, of how many
+        self._calls: dict[
+            object, tuple[float, int]
+        ] = {}  # running calls: start time and number of messages
         functools.update_wrapper(self, handler)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -253,7 +255,7 @@ class Consumer(Generic[P, R]):
 
     @property
     def in_flight_seconds(self) -> float:
-        """For how long the oldest call has been running; 0 if there is none."""
+        """The seconds that the oldest call has been running; 0 without calls."""
         if not self._calls:
             return 0.0
         loop = asyncio.get_running_loop()
@@ -264,8 +266,10 @@ class Consumer(Generic[P, R]):
         (None: as long as they take); those that do not finish are released. Raises an error that a
         retry cannot fix, such as a request that the broker rejects.
         """
-        if self._handler.threaded:  # not the loop's own: it has few threads, and others use them
-            # a thread that hangs is replaced, until as many hang as may run
+        if (
+            self._handler.threaded
+        ):  # not the loop's own executor: it has few threads, and other code uses them
+            # hanging threads are replaced, up to the number that may run
             self._threads = ThreadPoolExecutor(2 * self.concurrency, "penstock-consumer")
         self.started_at = datetime.now(UTC)
         log.info(
@@ -343,13 +347,13 @@ class Consumer(Generic[P, R]):
                     last = await self._handle_all(messages)
                     took = clock() - began
                     if self._prefetch is None:
-                        # nothing to wait for: it came in time, or would have
+                        # do not wait: the answer has arrived
                         in_time = (
                             not ahead and began - asked < took if poll is None else poll.done()
                         )
                         pays = in_time and MIN_AHEAD_SECONDS < took < MAX_AHEAD_SECONDS
                 if poll is not None and not poll.done():
-                    await self._answer_done(last)  # it may wait for this very answer
+                    await self._answer_done(last)  # the caller may wait for this answer
                     last = None
             await self._answer_done(last)
         finally:
@@ -357,7 +361,7 @@ class Consumer(Generic[P, R]):
                 await asyncio.shield(self._give_up(poll, carried))
 
     async def _handle_all(self, messages: list[Message]) -> Done | None:
-        """Hand out a batch. What is not begun when the consumer stops is released."""
+        """Handle a batch. Messages not started when the consumer stops are released."""
         begun = 0
         last = None
         try:
@@ -375,7 +379,7 @@ class Consumer(Generic[P, R]):
                 await self._release(messages[begun:])
 
     def _poll(self, last: Done | None) -> "asyncio.Future[list[Message]]":
-        """Ask for the next messages, with the answer to the one before them."""
+        """Request the next messages, and send the outcome of the previous one with it."""
         if last is None:
             asked = self._client.pop(self.address, retry_for=0.0, **self._options)
         else:
@@ -406,7 +410,7 @@ class Consumer(Generic[P, R]):
             self._polls.discard(poll)
 
     async def _give_up(self, poll: "asyncio.Future[list[Message]]", last: Done | None) -> None:
-        """End a fetch that is not needed, and release what it brought."""
+        """Cancel a fetch, and release the messages it brought."""
         messages = await received_late(poll)
         if messages:
             await self._client._give_back(messages)
@@ -468,7 +472,7 @@ class Consumer(Generic[P, R]):
             raise
 
     async def _release(self, messages: Sequence[Message]) -> None:
-        """Return the messages to the queue, even if the caller is cancelled meanwhile."""
+        """Return the messages to the queue, even if the caller is cancelled."""
         releasing = asyncio.ensure_future(self._client._give_back(messages))
         try:
             await asyncio.shield(releasing)
@@ -499,9 +503,9 @@ class Consumer(Generic[P, R]):
             outcome, failure = Outcome("retry", str(again) or None, again.delay), again
         except DeadLetter as error:
             outcome, failure = Outcome("dlq", str(error) or "put aside by the consumer"), error
-        except (Exception, *NOT_OURS) as error:  # whatever the user's code raises: it failed
+        except (Exception, *NOT_OURS) as error:  # any exception of the user's code is a failure
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
-                raise  # not the handler's own: somebody cancels us
+                raise  # not raised by the handler: we are cancelled
             outcome, failure = self._failed(error, messages[0].attempt), error
         finally:
             del self._calls[call]
@@ -594,7 +598,7 @@ class Consumer(Generic[P, R]):
         return outcome
 
     def _extra(self) -> dict[str, Any]:
-        """What log lines have for structured logging."""
+        """Return the extra fields of a log line."""
         return {"queue": self.address.queue, "group": self.address.group, "consumer": self.name}
 
     async def _answer_done(self, done: Done | None) -> None:

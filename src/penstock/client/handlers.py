@@ -1,4 +1,4 @@
-"""A consumer's function: what it wants as arguments, and calling it.
+"""A consumer's function: its arguments, and how to call it.
 
 The annotation of its first parameter decides. `Message` (or none at all) is the message; any other
 type is the payload, decoded and checked: a msgspec struct, a dataclass, a `TypedDict`, a pydantic
@@ -26,11 +26,11 @@ Decode = Callable[[bytes], Any]
 
 
 class Misfit(Exception):
-    """A payload that is not what the handler asks for; the text says where."""
+    """A payload that does not fit the handler's type. The text says where."""
 
 
 class BoundHandler:
-    """A handler with what it wants."""
+    """A handler and the arguments that it takes."""
 
     def __init__(self, function: Handler, *, batches: bool, stateful: bool = False) -> None:
         self.function = function
@@ -53,7 +53,7 @@ class BoundHandler:
             )
 
     def payload(self, message: Received) -> Any:
-        """What the handler gets of a message; `Misfit` when the payload is not of its type."""
+        """Return the handler's argument for a message. Raises `Misfit` if it does not fit."""
         if self._decode is None:
             return message
         return self._decode(bytes(message.raw))
@@ -84,12 +84,12 @@ class BoundHandler:
 def _call(function: Handler, arguments: list[Any]) -> Any:
     try:
         return function(*arguments)
-    except StopIteration as error:  # a future cannot carry one: the worker would wait for ever
+    except StopIteration as error:  # a future cannot carry one: the worker would wait forever
         raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _parameters(function: Handler) -> list[Any]:
-    """The types of the arguments a caller must give, `Any` where none is named."""
+    """Return the types of the required arguments, `Any` for those without an annotation."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # of a builtin
@@ -112,7 +112,7 @@ def _parameters(function: Handler) -> list[Any]:
 
 
 def _decoder(wanted: Any, batches: bool, function: Handler) -> Decode | None:
-    """What makes the payload of JSON text; None when the message itself is wanted."""
+    """Return a decoder of the payload's JSON, or None if the handler takes the message."""
     if batches and typing.get_origin(wanted) in (list, Sequence):
         (wanted,) = typing.get_args(wanted)
     elif batches and wanted not in (Any, list):

@@ -1,4 +1,4 @@
-"""Reports to the broker how this client's consumers are, so that the Console shows it.
+"""Report the state of this client's consumers to the broker, which shows it in the Console.
 
 One request every `REPORT_SECONDS` reports all of them. A request that fails is not repeated: the
 next report replaces it. A broker that does not know the request is not asked again.
@@ -44,7 +44,7 @@ class HealthReporter:
         self._ids = {consumer: os.urandom(8).hex() for consumer in consumers}
 
     async def run(self) -> None:
-        """Report until cancelled, and then once more that the consumers end."""
+        """Report until cancelled, then report that the consumers end."""
         try:
             while True:
                 if not await self._report(REQUEST_SECONDS, ended=False):
@@ -89,7 +89,7 @@ class HealthReporter:
                 try:
                     busy, waiting = await self._ordered_partitions(consumer)
                 except PenstockError:
-                    continue  # asked again with the next report
+                    continue  # requested again with the next report
                 if busy is None:
                     self._unchecked.discard(consumer)
                 elif busy < consumer.concurrency and waiting > busy:

@@ -1,8 +1,8 @@
 """Hooks: generators of the program that run around each call of a handler, or around `run`.
 
-What stands before `yield` runs before, what stands behind it runs after. An exception of the
-handler is raised at the `yield`. Async generators run in the event loop, plain ones too, so they
-must not block for long.
+The code before `yield` runs before the call, the code after it runs after the call. An exception of
+the handler is raised at the `yield`. Async generators run in the event loop, plain ones too, so
+they must not block for long.
 """
 
 import inspect

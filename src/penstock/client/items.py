@@ -65,8 +65,7 @@ def new_item(
     if deliver_at is not None:
         item["deliverAt"] = _moment(deliver_at)
     elif delay is not None and (seconds := _seconds(delay)):
-        # It stays a delay: it counts from the moment the broker takes the message, by the
-        # database's clock.
+        # Sent as a delay, which starts when the broker takes the message, by the database's clock.
         item["delay"] = seconds
     return item
 
@@ -96,5 +95,5 @@ def ack_item(message: Received) -> Item:
 
 
 def storable(error: str) -> str:
-    """What a broker can store of an exception's text, which may hold anything."""
+    """Return an exception's text without the characters that a broker cannot store."""
     return error.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

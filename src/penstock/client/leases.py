@@ -1,4 +1,4 @@
-"""Keeps the leases of messages under way alive, however long their handling takes.
+"""Renew the leases of messages in progress, however long their handling takes.
 
 One task per client looks after all of them: a lease is extended when a third of its time has
 passed, as long as the program has one of its messages that is not answered, and for at most

@@ -139,10 +139,11 @@ M = TypeVar("M", bound=Received)
 
 
 class Popped(msgspec.Struct, Generic[M]):
-    """The body of a pop's answer."""
+    """What a pop brought: messages of one queue."""
 
     messages: list[M] = []
     queue: str = ""
+    source: int = 0  # which of the sources of a pop over several queues
 
 
 class Retry(Exception):

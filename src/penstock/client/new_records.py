@@ -10,8 +10,8 @@ from penstock.protocol.kafka_batch import Headers, NewRecord
 
 
 class RecordFields(TypedDict, total=False):
-    """What a record has beside its payload. Keys, headers and timestamps need a topic with the
-    format `kafka`.
+    """The fields of a record besides its payload. Keys, headers and timestamps need a topic with
+    the format `kafka`.
     """
 
     key: bytes | None
@@ -25,7 +25,7 @@ Outgoing = Bytes | NewRecord
 
 
 def outgoing(payload: Bytes | None, fields: RecordFields) -> Outgoing:
-    """A payload with the fields that were given."""
+    """Return a payload with its fields, if there are any."""
     timestamp = fields.get("timestamp")
     if isinstance(timestamp, datetime):
         timestamp = round(timestamp.timestamp() * 1000)
@@ -36,7 +36,7 @@ def outgoing(payload: Bytes | None, fields: RecordFields) -> Outgoing:
 
 
 def size_of(record: Outgoing) -> int:
-    """Bytes of what the caller gave."""
+    """Return the size of a record in bytes."""
     if not isinstance(record, NewRecord):
         return len(record)
     headers = sum(len(name) + len(value or b"") for name, value in record.headers)
@@ -46,7 +46,7 @@ def size_of(record: Outgoing) -> int:
 def produce_frame(
     label: str, records: Sequence[Outgoing], producer: tuple[bytes, int] | None
 ) -> list[Bytes]:
-    """A PRODUCE_BATCH where there is nothing but payloads, otherwise a PRODUCE_RECORDS."""
+    """Return a PRODUCE_BATCH for bare payloads, otherwise a PRODUCE_RECORDS."""
     payloads = [one for one in records if not isinstance(one, NewRecord)]
     if len(payloads) == len(records):
         return frames.produce_batch(label, payloads, producer)

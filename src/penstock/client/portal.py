@@ -1,5 +1,5 @@
-"""What the clients for plain code are made of: the same calls, run on an event loop in a thread of
-its own.
+"""The base of the blocking clients: they run the async calls on an event loop in a background
+thread.
 
 `Portal` is the machinery: one daemon thread with one loop, `call` runs a coroutine there and gives
 its result back, `iterate` turns an async iterator into a plain one. A facade holds a portal and the
@@ -27,9 +27,9 @@ T = TypeVar("T")
 F = TypeVar("F")
 A = TypeVar("A")
 P = ParamSpec("P")
-CANCEL_SECONDS = 5.0  # an interrupted call may take so long to end
+CANCEL_SECONDS = 5.0  # seconds that an interrupted call may take to end
 CLOSED = "the client is closed (or was made before a fork: make one in each process)"
-# A signal that arrives just before the main thread begins to wait does not wake it: it has to look.
+# A signal that arrives just before the main thread waits does not wake it, so it polls.
 SIGNAL_POLL_SECONDS = 0.25
 
 
@@ -44,9 +44,9 @@ class Portal:
         self._thread.start()
 
     def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `function` to its end in the portal's thread. Ctrl-C here cancels it there, and waits
-        until it has ended: what the caller does next (closing an iterator, say) must not meet it
-        still running."""
+        """Run `function` to its end in the portal's thread. Ctrl-C cancels it there and waits until
+        it has ended, so that it does not run beside what the caller does next.
+        """
         outcome: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -95,7 +95,7 @@ class Portal:
             raise
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Have the loop call `function`, without waiting for it."""
+        """Schedule `function` on the loop, without waiting for it."""
         self._loop.call_soon_threadsafe(function)
 
     def make(self, build: Callable[[], T]) -> T:
@@ -107,7 +107,7 @@ class Portal:
         return self.call(in_loop)
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """The async iterator's items; closed when this generator is."""
+        """Yield the items of an async iterator, and close it with this generator."""
         try:
             while True:
                 try:
@@ -121,7 +121,7 @@ class Portal:
                 self.call(close)
 
     def close(self) -> None:
-        """End the loop. Calls of other threads that are under way are cut off."""
+        """Stop the loop. Calls in progress from other threads are cancelled."""
         if not self._thread.is_alive():
             return
         self.call(_cancel_rest)
@@ -131,7 +131,7 @@ class Portal:
 
 
 def opened(build: Callable[[], T]) -> tuple[Portal, T]:
-    """A portal and an object on its loop. The portal is closed if the object cannot be built."""
+    """Return a portal and an object on its loop. The portal is closed if that fails."""
     portal = Portal()
     try:
         return portal, portal.make(build)
@@ -150,14 +150,14 @@ async def _cancel_rest() -> None:
 def taking(
     method: Callable[Concatenate[S, P], Any],
 ) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
-    """Decorates a facade's method that takes what the async object's takes."""
+    """Give a facade's method the parameters of the async object's method."""
     return functools.wraps(method)
 
 
 def blocking(
     method: Callable[Concatenate[S, P], Awaitable[T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """A facade's method: the async object's, run to its end."""
+    """Return a facade's method that runs the async one to its end."""
 
     @functools.wraps(method)
     def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -169,13 +169,13 @@ def blocking(
 def blocking_as(
     method: Callable[Concatenate[S, P], Awaitable[Any]], result: type[T]
 ) -> Callable[Concatenate[Any, P], T]:
-    """As `blocking`, where the result is another type for plain code."""
+    """Like `blocking`, with another result type for blocking code."""
     del result  # for type checkers only
     return blocking(method)
 
 
 def forwarding(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A facade's method: the async object's, which needs no loop."""
+    """Return a facade's method that calls the async object's, which needs no loop."""
 
     @functools.wraps(method)
     def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -187,7 +187,7 @@ def forwarding(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[A
 def iterating(
     method: Callable[Concatenate[S, P], AsyncIterator[Any]], item: type[T]
 ) -> Callable[Concatenate[Any, P], Iterator[T]]:
-    """A facade's method: the async object's iterator, of `item`s, as a plain one."""
+    """Return a facade's method that iterates over the async one, yielding `item`s."""
     del item  # for type checkers only
 
     @functools.wraps(method)
@@ -200,7 +200,7 @@ def iterating(
 def wrapping(
     facade: Callable[[Portal, A], F], method: Callable[Concatenate[S, P], A]
 ) -> Callable[Concatenate[Any, P], F]:
-    """A facade's method: what the async object's makes, in a facade of its own."""
+    """Return a facade's method that wraps the async one's result in a facade."""
 
     @functools.wraps(method)
     def call(self: "Facade[S]", /, *args: P.args, **kwargs: P.kwargs) -> F:
@@ -219,7 +219,7 @@ class Facade(Generic[S]):
 
 
 class ClosingFacade(ABC, Facade[S]):
-    """A facade that is a context manager, and closes when that ends."""
+    """A facade that is a context manager, which closes it."""
 
     def __enter__(self) -> Self:
         return self
@@ -229,4 +229,4 @@ class ClosingFacade(ABC, Facade[S]):
 
     @abstractmethod
     def close(self) -> Any:
-        """End what the async object does."""
+        """Close the async object."""

@@ -1,10 +1,10 @@
 """A producer that gathers records into batches, keeps their order, and sends each batch until it is
 answered.
 
-`send` adds to the open batch and returns at once; it waits only while the buffer is full, which is
-how a slow broker slows its producers down. A batch is closed when it is large enough, when `linger`
-has passed since its first record, or by `flush`. One task sends closed batches in order, several in
-flight on one connection.
+`send` adds to the open batch and returns at once; it waits only while the buffer is full, so a slow
+broker slows its producers down. A batch is closed when it is large enough, when `linger` has passed
+since its first record, or by `flush`. One task sends closed batches in order, several in flight on
+one connection.
 
 Every batch carries the producer's id and a sequence number. After a lost connection or a failure
 that may pass, all unanswered batches are sent again from the oldest on, with the same numbers: the
@@ -43,7 +43,7 @@ from penstock.protocol.names import partition_label
 from penstock.protocol.partitions import Rotation, partition_of
 from penstock.protocol.status import MAY_PASS
 
-RECORD_OVERHEAD = 64  # what one buffered record costs besides its payload, roughly
+RECORD_OVERHEAD = 64  # approximate memory of a buffered record besides its payload
 MAX_RECORDS = 100_000
 
 
@@ -87,7 +87,7 @@ class Delivery:
         return first + self._index
 
     def done(self) -> bool:
-        """Whether the record is stored or has failed."""
+        """Return whether the record is stored or has failed."""
         return self._batch.first_offset.done()
 
 
@@ -277,7 +277,7 @@ class Producer:
 
     async def _wait_for_room(self) -> None:
         while self._buffered >= self._buffer_bytes:
-            self._close_batches()  # waiting for the linger would wait for nothing
+            self._close_batches()  # no record can join the batch: do not linger
             waiter = self._loop.create_future()
             self._room.append(waiter)
             await waiter
@@ -331,7 +331,7 @@ class Producer:
                 continue
             oldest = self._queue[0]
             try:
-                connection = await self._link.connection(oldest.deadline)
+                connection = await self._link.connection(oldest.deadline, self._waiting)
                 if self._partitions is None and oldest.partition is None:
                     await self._learn()
                 await self._pump(connection)
@@ -347,13 +347,11 @@ class Producer:
                     await asyncio.sleep(
                         min(backoff.delay(), max(0.0, oldest.deadline - self._loop.time()))
                     )
-            except (
-                PenstockError
-            ) as error:  # the broker does not let us in (a wrong token): waiting changes nothing
+            except PenstockError as error:  # the broker rejects the token: waiting does not help
                 self._fail_all(error)
 
     def _give_up(self, error: PenstockError) -> None:
-        """Fail the oldest batch and all behind it that the broker may have."""
+        """Fail the oldest batch, and the later ones that the broker may have stored."""
         self._fail(self._queue[0], error)
         while self._queue and self._queue[0].sent:
             self._fail(self._queue[0], error)
@@ -388,7 +386,7 @@ class Producer:
                     async with asyncio.timeout_at(oldest.deadline):
                         body = await answers[0]
                 except TimeoutError:
-                    # its answers could be taken for those to what we send next
+                    # late answers could be mistaken for those of the next requests
                     connection.close()
                     late = Unavailable(f"no answer from the broker within {self._timeout:g} s")
                     raise self._waiting.error or late from None

@@ -1,9 +1,9 @@
-"""The client of queues: push, pop, take, ack, transactions, and what an operator asks.
+"""The client of queues: push, pop, take, ack and transactions.
 
 A push carries transaction ids made here, so it can be sent again after a lost answer without being
-stored twice. What a consumer has taken and not answered is kept leased in the background. An empty
-pop is an empty list. Brokers may be restarted at any time: requests go on with the next one that
-answers.
+stored twice. The leases of messages that a consumer has not answered are renewed in the background.
+An empty pop is an empty list. Brokers may be restarted at any time: requests continue with the next
+one that answers.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Message, Popped, Received, bind
 from penstock.client.transactions import Transaction
 from penstock.contract import operations
-from penstock.contract.deliveries import Acked, Later, Pushed
+from penstock.contract.deliveries import Acked, Later, PopSource, Pushed
 from penstock.errors import AckRefused, Conflict, InvalidRequest, QueueFull, Unavailable
 from penstock.net.http import HttpAnswer
 from penstock.protocol.names import QUEUE_MODE
@@ -46,32 +46,33 @@ log = logging.getLogger("penstock.client")
 MAX_REPORTED = 1000
 MAX_ITEMS = 10_000  # of one request: what a broker takes by default (queues.max_items)
 STOP_SECONDS = 0.2  # what a fetch under way gets to arrive, so that its messages can be given back
-LONG_POLL_SECONDS = 30.0  # that one waiting pop stays with a broker
-GRACE_SECONDS = 10.0  # that an answer may come later than that
+LONG_POLL_SECONDS = 30.0  # the longest wait of one pop request
+GRACE_SECONDS = 10.0  # by which an answer may be later than that
 # The queues pushed to, while this is a set: `penstock worker` watches the import of a module.
 watched_pushes: set[str] | None = None
 
 
 # Of an acknowledgement, in the HTTP API: status, error, worker, delay, maxAttempts.
 Answer = dict[str, str | float]
+Addresses = str | Address | Sequence[str | Address]
 
 
 class Outage:
-    """Logs once per client that no broker answers, however many workers notice it, and once that
-    one answers again.
+    """Logs once per client that no broker answers, and once that one answers again, however many
+    workers wait.
     """
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def note(self, error: Exception) -> None:
-        """A request of a consumer failed, and will be made again."""
+        """Note that a request of a consumer failed and will be repeated."""
         if self._since is None:
             self._since = time.monotonic()
             log.warning("consumers wait for a broker: %s", error)
 
     def end(self) -> None:
-        """A request of a consumer was answered."""
+        """Note that a request of a consumer was answered."""
         if self._since is not None:
             seconds = time.monotonic() - self._since
             log.info("a broker answers the consumers again, after %.1f s", seconds)
@@ -98,7 +99,7 @@ class QueueClient:
         self._brokers = brokers
         self._leases = LeaseKeeper(brokers)
         self.outage = Outage()
-        # the plain client has another kind of messages
+        # the blocking client has its own class of messages
         self._decode_popped: Callable[[bytes], Popped[Any]]
         self._decode_popped = msgspec.json.Decoder(Popped[Message]).decode
         self._answers_to: object = self  # who the messages' own methods call
@@ -235,7 +236,7 @@ class QueueClient:
 
     async def pop(  # noqa: PLR0913 public, by keyword
         self,
-        address: str | Address | None = None,
+        address: Addresses | None = None,
         *,
         batch: int = 1,
         wait: float = 0.0,
@@ -251,29 +252,39 @@ class QueueClient:
         """Fetch up to `batch` messages. Returns an empty list if none arrive within `wait` seconds.
 
         The messages are leased to this client. The lease is extended in the background until they
-        are acknowledged or your program has let go of them, unless you pass `renew=False`. Without
-        an address, messages come from any queue of the namespace or task.
+        are acknowledged or your program has let go of them, unless you pass `renew=False`. Of
+        several addresses, messages come from the first that has some. Without an address, they come
+        from any queue of the namespace or task.
         """
-        where = Address.parse(address) if address is not None else None
-        if where is None and not (namespace or task):
-            raise InvalidRequest("name a queue, a namespace or a task to take messages from")
-        target = _pop_target(
-            where,
-            batch=batch,
-            wait=wait,
-            auto_ack=auto_ack,
-            partitions=partitions,
-            namespace=namespace,
-            task=task,
-            subscription_mode=subscription_mode,
-            subscription_from=subscription_from,
-        )
+        options: dict[str, Any] = {
+            "auto_ack": auto_ack,
+            "partitions": partitions,
+            "subscription_mode": subscription_mode,
+            "subscription_from": subscription_from,
+        }
+        method, body = "GET", b""
+        if address is None or isinstance(address, str | Address):
+            where = Address.parse(address) if address is not None else None
+            if where is None and not (namespace or task):
+                raise InvalidRequest("name a queue, a namespace or a task to take messages from")
+            about: dict[str, Any] = {"namespace": namespace, "task": task}
+            target = _pop_target(where, wait=wait, batch=batch, **about, **options)
+        else:
+            options["subscription_from"] = iso_time(subscription_from)
+            sources = [
+                PopSource(batch, one.group, queue=one.queue, partition=one.partition, **options)
+                for one in map(Address.parse, address)
+            ]
+            method, target = operations.POP_ANY.method, operations.POP_ANY.path
+            waiting = {"wait": wait > 0, "timeout": round(wait * 1000)}
+            body = msgspec.json.encode({"sources": sources, **waiting})
         started = tracing.now()
         # A pop whose answer was lost has leased messages to nobody: they come again when the lease
         # ends. Under auto-ack they would be gone, so such a pop is not repeated.
         answer = await self._brokers.ask(
-            "GET",
+            method,
             target,
+            body,
             again=not auto_ack,
             timeout=wait + GRACE_SECONDS,
             retry_for=retry_for,
@@ -341,7 +352,7 @@ class QueueClient:
 
     async def take(  # noqa: PLR0913 public, by keyword
         self,
-        address: str | Address,
+        address: Addresses,
         *,
         batch: int = 1,
         auto_ack: bool = False,
@@ -352,7 +363,8 @@ class QueueClient:
         subscription_from: datetime | str | None = None,
         prefetch: bool = False,
     ) -> AsyncGenerator[Message, None]:
-        """Iterate over messages: `async for message in client.take("orders@billing")`.
+        """Iterate over messages: `async for message in client.take("orders@billing")`, or of
+        several queues: `client.take(["orders@billing", "mail"])`. These take turns.
 
         The loop runs until you leave it. It also ends after `limit` messages, or when no message
         arrives for `idle` seconds (0: as soon as the queue is empty). Acknowledge each message.
@@ -375,6 +387,9 @@ class QueueClient:
         clock = asyncio.get_running_loop().time
 
         def fetch(wanted: float) -> Coroutine[Any, Any, list[Message]]:
+            nonlocal address
+            if not isinstance(address, str | Address):
+                address = [*address[1:], *address[:1]]
             return self._next_batch(
                 address,
                 inf if idle is None else clock() + idle,
@@ -414,13 +429,13 @@ class QueueClient:
                 await asyncio.shield(self._give_back(remaining))
 
     async def _held(self, fetching: Awaitable[list[Message]]) -> list[Message]:
-        """Messages fetched ahead, which `close` gives back."""
+        """Return the list of messages fetched ahead, which `close` releases."""
         messages = await fetching
         self._fetched[id(messages)] = messages
         return messages
 
     async def _next_batch(
-        self, address: str | Address, stop_at: float, **options: Any
+        self, address: Addresses, stop_at: float, **options: Any
     ) -> list[Message]:
         clock = asyncio.get_running_loop().time
         failing_since: float | None = None
@@ -489,7 +504,7 @@ class QueueClient:
                 operations.ACK.method, operations.ACK.path, _acks_body(answers, group), again=True
             )
             check(reply)
-        finally:  # nobody works on these any more: leased they would not come again
+        finally:  # nobody works on these any longer: while leased they are not delivered
             self._leases.drop(message for message, _ in answers)
         results = understood(_acked.decode, reply.body)
         if len(results) != len(answers):
@@ -536,7 +551,7 @@ class QueueClient:
 
 
 async def received_late(fetch: "asyncio.Future[list[Message]]") -> list[Message]:
-    """End a fetch that nobody waits for; what it brings nevertheless."""
+    """Cancel a fetch, and return the messages that it brings nevertheless."""
     await asyncio.wait([fetch], timeout=STOP_SECONDS)
     if not fetch.done():
         fetch.cancel()
@@ -554,7 +569,7 @@ def _pop_target(
     subscription_from: datetime | str | None,
     **query: str | int | None,
 ) -> str:
-    """The path and query of a pop."""
+    """Return the path and query of a pop."""
     query |= {
         "autoAck": "true" if auto_ack else None,
         "partitions": partitions if partitions > 1 else None,
@@ -584,8 +599,8 @@ def _acks_body(answers: Sequence[tuple[Received, Answer]], group: str) -> bytes:
 
 
 def _own(result: Pushed) -> Pushed:
-    """The id was made for this push, so a duplicate of it is our own first attempt, whose answer
-    was lost.
+    """Report a duplicate as stored: the id is new, so the duplicate is our own first attempt, whose
+    answer was lost.
     """
     if result.status == "duplicate":
         result.status = "queued"

@@ -1,4 +1,4 @@
-"""A limit of how many messages a consumer begins in a time."""
+"""Limit how many messages a consumer starts per second."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ class RateLimit:
     def __init__(self, count: float, seconds: float) -> None:
         self._interval = seconds / count  # between two messages of all consumers
         self.consumers = 1  # that share the rate evenly
-        self._next = 0.0  # when the next message may begin, if it is not idle before
+        self._next = 0.0  # when the next message may start
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -29,7 +29,7 @@ class RateLimit:
         return cls(float(match[1]), UNITS[match[2]])
 
     async def take(self, count: int) -> None:
-        """Wait until so many messages may begin."""
+        """Wait until this many messages may start."""
         interval = self._interval * self.consumers
         now = asyncio.get_running_loop().time()
         begin = max(self._next, now - max(interval, BURST_SECONDS) + interval)

@@ -118,7 +118,7 @@ class Reader:
         """Release leased ranges and close the connection."""
         self._forget_ahead()
         if self.group is not None:
-            # otherwise the broker takes the leases back when their time is up
+            # otherwise the leases expire
             with contextlib.suppress(Unavailable, NotFound):
                 await self._ask(
                     Command.GROUP_LEAVE, *self._names(), frames.name(self.member), timeout=1.0
@@ -141,7 +141,7 @@ class Reader:
             self.position = await self._first_position()
         while True:
             batch = await self._next(self.position, self._follow)
-            self.position = batch.next_offset  # an empty one leads over offsets without records
+            self.position = batch.next_offset  # an empty one passes over offsets without records
             if batch.count:
                 yield batch
             elif not self._follow:
@@ -329,7 +329,7 @@ async def ask(link: Link, frame: bytes, timeout: float) -> memoryview:
     while True:
         connection: Connection | None = None
         try:
-            connection = await link.connection(deadline)
+            connection = await link.connection(deadline, waiting)
             async with asyncio.timeout_at(deadline):
                 return await connection.request(frame)
         except TimeoutError:

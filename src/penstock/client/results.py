@@ -1,6 +1,6 @@
-"""What the broker answers to what an operator asks, as structs.
+"""The answers to an operator's requests, as structs.
 
-Field names are the HTTP API's in snake case. A broker that is newer may send more: it is ignored.
+Field names are the HTTP API's in snake case. Additional fields of a newer broker are ignored.
 """
 
 from typing import TypedDict

@@ -1,4 +1,4 @@
-"""`Client.schedules`: messages that are pushed again and again, by cron's calendar."""
+"""`Client.schedules`: messages that are pushed at the times of a cron expression."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

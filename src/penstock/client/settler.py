@@ -30,7 +30,7 @@ log = logging.getLogger("penstock.client")
 
 MAX_ACKS = 1000  # in one request
 PAUSE_SECONDS = 0.5  # between attempts while no broker answers
-ASSUMED_LEASE_SECONDS = 60.0  # where the broker does not say how long a lease lasts
+ASSUMED_LEASE_SECONDS = 60.0  # lease time if the broker does not name it
 Outcome = tuple[Received, str, str | None]  # message, status and reason
 _popped = msgspec.json.Decoder(Popped[Received])
 
@@ -43,10 +43,12 @@ class KeptLease:
 
 
 class Settler:
+    """Sends the outcomes of messages, and renews their leases until then."""
+
     def __init__(self, brokers: BlockingBrokers) -> None:
         self._line = Line(brokers)
         self._changed = threading.Condition()
-        self._outcomes: deque[Outcome] = deque()  # not yet at a broker
+        self._outcomes: deque[Outcome] = deque()  # not sent yet
         self._sending = 0  # outcomes in the request that is under way
         self._stuck = False  # no broker answers
         self._leases: dict[str, KeptLease] = {}
@@ -54,12 +56,12 @@ class Settler:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def take(self, answer: HttpAnswer) -> list[Received]:
-        """Return the messages in the answer to a pop. Their leases are renewed until they are
-        settled.
+    def take(self, answer: HttpAnswer) -> Popped[Received]:
+        """Return what the answer to a pop brought. The leases of its messages are renewed until
+        they are settled.
         """
         if not answer.body:
-            return []
+            return Popped()
         popped = understood(_popped.decode, answer.body)
         seconds = float(answer.headers.get("lease-time") or 0) or ASSUMED_LEASE_SECONDS
         with self._changed:
@@ -67,7 +69,7 @@ class Settler:
                 message.queue = message.queue or popped.queue
                 if message.lease_id:
                     self._keep(message, seconds)
-        return popped.messages
+        return popped
 
     def _keep(self, message: Received, seconds: float) -> None:
         lease = self._leases.get(message.lease_id)
@@ -156,13 +158,13 @@ class Settler:
         self._line.close()
 
     def _pause(self) -> float | None:
-        """The seconds until a lease is to be renewed."""
+        """Return the seconds until the next renewal of a lease."""
         if not self._leases:
             return None
         return max(0.0, min(lease.due for lease in self._leases.values()) - time.monotonic())
 
     def _take_outcomes(self) -> list[Outcome]:
-        """The next outcomes, all of one group."""
+        """Return the next outcomes, all of one group."""
         outcomes: list[Outcome] = []
         group = self._outcomes[0][0].consumer_group if self._outcomes else ""
         while (
@@ -196,7 +198,7 @@ class Settler:
                 "leaseId": message.lease_id,
                 "status": status,
             }
-            if status == "failed":  # requeued: at once, and as often as the framework wants
+            if status == "failed":  # requeued: delivered again at once, without a limit
                 item |= {"delay": 0, "maxAttempts": LARGEST}
             items.append(item if error is None else item | {"error": error})
         body = {"acknowledgments": items, "consumerGroup": outcomes[0][0].consumer_group}

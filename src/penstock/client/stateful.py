@@ -1,4 +1,4 @@
-"""A consumer with state: what its function computed, pushed and acknowledged is committed together.
+"""A consumer with state: the state, the pushes and the acknowledgement are committed together.
 
     @client.consumer("payments@balances", batch=100, state="v1")
     async def book(payment: Payment, state: State) -> None:
@@ -212,7 +212,7 @@ class StatefulConsumer(Consumer[P, R]):
         return None
 
     async def _handle_partition(self, messages: list[Message]) -> None:
-        """Handle messages of one partition and commit what came of it."""
+        """Handle messages of one partition and commit the result."""
         async with self._released_if_cancelled(messages):
             fitting, payloads = await self._decoded(messages)
             if not fitting:
@@ -246,7 +246,10 @@ class StatefulConsumer(Consumer[P, R]):
             try:
                 await self._store.commit(messages[:done], state, release=not failed)
                 self._pauses.reset()
-            except (InvalidRequest, TooLarge) as error:  # the function made what cannot be stored
+            except (
+                InvalidRequest,
+                TooLarge,
+            ) as error:  # the function produced a value that cannot be stored
                 outcome = self._noted(Outcome("failed", str(error)), messages[:done], error)
                 await self._answer(messages[:done], outcome)
                 await self._client._give_back(messages[done:])

@@ -41,7 +41,7 @@ from penstock.protocol.names import partition_label
 from penstock.protocol.partitions import Rotation, partition_of
 from penstock.protocol.record_batch import Batch, Record
 
-INFO_SECONDS = 60.0  # after which a client notices that a topic got more partitions
+INFO_SECONDS = 60.0  # after which a client sees new partitions of a topic
 CONSUME_BYTES = 1 << 20  # of one fetch
 CONNECT_SECONDS = 5.0
 
@@ -88,7 +88,7 @@ class TopicBroker:
         return frames.read_info(await self.ask(Command.TOPIC_INFO, frames.name(label)))
 
     async def recent_info(self, topic: str) -> Info | None:
-        """Return what the topic was like, a minute ago at most; None if it did not exist."""
+        """Return the topic's info, at most a minute old; None if it did not exist."""
         now = asyncio.get_running_loop().time()
         info, until = self._infos.get(topic, (None, 0.0))
         if now >= until:
@@ -100,7 +100,7 @@ class TopicBroker:
         return info
 
     def forget(self, topic: str) -> None:
-        """Ask again what the topic is like: it has changed."""
+        """Drop the remembered info: the topic has changed."""
         self._infos.pop(topic, None)
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
 """Find the broker's database: the configured one, or the embedded one of a broker on this machine.
 
-The broker, the command line and pipelines all need this, so it is down here, beside the
-configuration it is read from. It is never sent over the network: a user who may read the data
-directory can read it there.
+The broker, the command line and pipelines all need this, so it is beside the configuration. It is
+never sent over the network: a user who may read the data directory can read it there.
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Build the `Config` from its layers: defaults < YAML < environment < flags.
 
 Each layer is first flattened to `dotted.key -> (value, origin)`, later layers win key by key, and
-every value that was given is converted by its field's type. All mistakes of a load are collected,
-so that one start shows them all.
+every value that was given is converted by its field's type. All mistakes are collected, so that one
+start reports all of them.
 """
 
 import difflib
@@ -58,7 +58,7 @@ class Loaded:
 
 
 class _Wrong(Exception):
-    """A value that does not fit; the text says what was expected."""
+    """A wrong value. The text says what is expected."""
 
 
 def load(
@@ -138,7 +138,7 @@ def build(
 
 
 def _from_yaml(file: Path, problems: list[str]) -> dict[str, Given]:
-    from penstock.config.yaml_file import read  # 1 MiB that a broker without a file does without
+    from penstock.config.yaml_file import read  # 1 MiB that a broker without a file saves
 
     tree = read(file)
     if tree is None:
@@ -195,7 +195,7 @@ def _in_milliseconds(value: Any) -> Any:
 def _made(
     kind: type[Section], given: dict[str, Given], problems: list[str], base: Section | None = None
 ) -> Section:
-    """Build a section from what was given for it; raise every mistake at once."""
+    """Build a section from its given values. Reports all mistakes at once."""
     keys = [name for name, _, _ in leaves(kind)]
     problems += [
         f"{name} = {one.value!r}: no such key ({one.origin}){_suggest(name, keys)}"
@@ -279,7 +279,7 @@ def _convert_annotated(value: Any, plain: type, tag: str) -> Any:
 
 
 def _postgres_url(url: str) -> str:
-    """Refuse a URL that can never work; later, it would look as if the database were down."""
+    """Reject a URL that can never work; otherwise the database would seem to be down."""
     if not url:
         return url
     scheme, colon, rest = url.partition("://")
@@ -289,7 +289,7 @@ def _postgres_url(url: str) -> str:
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
     query = parse_qs(urlsplit(f"//x?{rest.partition('?')[2]}").query)
     ports = [*_ports(authority), *query.get("port", [""])[-1].split(",")]
-    if not all(map(_is_port, ports)):  # they are not named: a password may be in it
+    if not all(map(_is_port, ports)):  # its parts are not shown: it may contain a password
         raise _Wrong(
             "a port from 1 to 65535 after host: (in a password / : @ are written %2F %3A %40)"
         )

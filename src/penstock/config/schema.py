@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 Size = Annotated[int, "size"]  # bytes: 4096, 256Ki, 1Gi
 Seconds = Annotated[float, "duration"]  # seconds: 5, 100ms, 1h30m
 Share = Annotated[float, "share"]  # a part of a whole: 0.1 or 10%
-Secret = Annotated[str, "secret"]  # masked wherever configuration is shown
+Secret = Annotated[str, "secret"]  # masked in every output
 Hosts = Annotated[str, "hosts"]  # host or host:port, several with commas
 PostgresUrl = Annotated[str, "postgres"]  # postgresql://..., masked too: it may hold a password
 

@@ -9,8 +9,8 @@ from penstock.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain YAML, in which no key may be given twice: of two routes with one name, neither would be
-    missed.
+    """Plain YAML that rejects repeated keys: otherwise one of two routes with the same name would
+    vanish unnoticed.
     """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

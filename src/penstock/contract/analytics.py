@@ -49,5 +49,5 @@ class Minutes(TimeRange):
     interval: str
     latency_error: float
     points: list[AnalyticsPoint]
-    truncated: bool  # there is more: ask again from `next`, or for a longer interval
+    truncated: bool  # set if there is more: ask from `next` on, or with a longer interval
     next: datetime | None

@@ -1,4 +1,4 @@
-"""Push, pop, acknowledge: what goes into queues and what comes out of them.
+"""Push, pop, acknowledge: the messages that enter and leave queues.
 
 They are msgspec structs because those are built in C: a message passes through several of them.
 Payloads are JSON text, which is not parsed.
@@ -16,6 +16,7 @@ from penstock.protocol.names import DEFAULT_PARTITION
 NULL = msgspec.Raw(b"null")
 EMPTY_OBJECT = msgspec.Raw(b"{}")
 ABSENT = msgspec.Raw()
+MAX_SOURCES = 1000  # of one pop; each is a call to the database
 Status = Literal["queued", "scheduled", "duplicate", "full", "buffered"]
 
 
@@ -28,7 +29,7 @@ class Item(msgspec.Struct, rename="camel", gc=False):
     transaction_id: str | None = None
     trace_id: str | None = None
     producer: str | None = None
-    # the transaction id was made for this very push: no stored message can have it
+    # the transaction id is new: no stored message can have it
     fresh: bool = False
     # the payload and the headers are sealed with this key for a buffer file (crypto.py)
     key_id: str | None = None
@@ -191,10 +192,8 @@ class Acked(msgspec.Struct, rename="camel", eq=False, gc=False):
     dlq: bool = False
 
 
-class PopQuery(msgspec.Struct, rename="camel", frozen=True):
+class PopOptions(msgspec.Struct, rename="camel", frozen=True):
     batch: int | None = None
-    wait: bool = False
-    timeout: int | None = None
     consumer_group: str | None = None
     auto_ack: bool = False
     partitions: int | None = None
@@ -204,7 +203,25 @@ class PopQuery(msgspec.Struct, rename="camel", frozen=True):
     task: str | None = None
     autopilot: bool = False
 
+
+class PopQuery(PopOptions, frozen=True):
+    wait: bool = False
+    timeout: int | None = None  # milliseconds
+
     refuse_misspelled: ClassVar = True  # a pop without its group takes messages of another one
+
+
+class PopSource(PopOptions, frozen=True, forbid_unknown_fields=True):
+    """One of the pops in a request."""
+
+    queue: str | None = None
+    partition: str | None = None
+
+
+class PopAnyBody(msgspec.Struct, forbid_unknown_fields=True):
+    sources: Annotated[list[PopSource], msgspec.Meta(min_length=1, max_length=MAX_SOURCES)]
+    wait: bool = False
+    timeout: int | None = None  # milliseconds
 
 
 class AckItem(msgspec.Struct, rename="camel", gc=False):
@@ -268,6 +285,10 @@ class PopAnswer(msgspec.Struct, rename="camel"):
     consumer_group: str
     partitions_claimed: int
     messages: list[Delivered]
+
+
+class PopAnyAnswer(PopAnswer, rename="camel"):
+    source: int  # which of the sources the messages are from, from 0
 
 
 class ExchangeAnswer(PopAnswer, rename="camel"):

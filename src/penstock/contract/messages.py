@@ -35,7 +35,7 @@ class ScheduledMessages(Noun):
 
 
 class MessagePlace(Noun, kw_only=True):
-    """Which message it is, where it is, and what became of it."""
+    """A message's id, place and state."""
 
     id: str
     transaction_id: str
@@ -52,7 +52,7 @@ class MessagePlace(Noun, kw_only=True):
 
 
 class StoredMessage(MessagePlace, kw_only=True):
-    """A stored message without its payload, and what became of it."""
+    """A stored message without its payload, with its state."""
 
     queue_state: str = "none"  # of consumers without a group; none: there are none
     groups_done: int = 0  # groups that have finished it
@@ -72,7 +72,7 @@ class StoredMessages(Noun, kw_only=True):
 
 
 class MessageGroup(Noun):
-    """What a group did with a message."""
+    """The state of a message in a group."""
 
     name: str
     consumed: bool

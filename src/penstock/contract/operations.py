@@ -1,4 +1,4 @@
-"""The table of operations: what the native HTTP API can do.
+"""The table of operations: all operations of the native HTTP API.
 
 Operations of Queen MQ's API that Penstock itself does not use are in `penstock.wire.queen`.
 """
@@ -67,7 +67,7 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role
 
-# Path, answer, summary; then what else there is to say.
+# Path, answer, summary; then the other properties.
 
 CONFIGURE_QUEUE = Section("queues", "/api/v1").post(
     "/configure",
@@ -141,6 +141,13 @@ POP = _deliveries.get(
     also=_POP_ALSO,
     query=deliveries.PopQuery,
     role=Role.READ_WRITE,
+    may_be_empty=True,
+)
+POP_ANY = _deliveries.post(
+    "/pop/any",
+    deliveries.PopAnyAnswer,
+    "Pop messages from the first of several sources that has some; while it waits, from any",
+    body=deliveries.PopAnyBody,
     may_be_empty=True,
 )
 ACK_AND_POP = _deliveries.post(

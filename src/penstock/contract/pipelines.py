@@ -1,4 +1,4 @@
-"""Pipelines that run elsewhere and report to the broker, and what they ask of topics."""
+"""Pipelines that report to the broker, and their operations on topics."""
 
 from typing import Annotated, Literal
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class PipelineNode(msgspec.Struct):
-    """A source, a step or a sink of a pipeline, and the names of those it reads from."""
+    """A source, a step or a sink of a pipeline, and the names of its inputs."""
 
     kind: Literal["source", "step", "sink"]
     name: str

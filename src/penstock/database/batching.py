@@ -8,9 +8,9 @@ A second concurrent call has its own cost. It starts when about half of the rece
 after `GATHER_SECONDS`. So two calls of about half the requests alternate, instead of one large call
 and many small ones.
 
-A call that lost its connection is repeated (retry.py): every kind of call is safe to repeat, and
-its code says why. A batch that the database refuses for its content is halved until the bad request
-is alone, so only that request fails.
+A call that lost its connection is repeated (retry.py); every kind of call is safe to repeat, for
+the reason in its code. A batch that the database refuses because of its content is halved until the
+bad request is alone, so only that request fails.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ Submission = tuple[T, int, asyncio.Future[R]]  # a request, its size, and its re
 
 
 class Batcher(Generic[T, R]):
-    """`call(requests, again)` returns a result or an error per request. `again` is true if the
-    previous attempt may have been executed.
+    """Combine requests into calls. `call(requests, again)` returns a result or an error for each
+    request. `again` is true if an earlier attempt may have been executed.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Batcher(Generic[T, R]):
         slots: int,
         size: Callable[[T], int] = lambda _: 1,
         enough: int = 0,
-        unclaimed: Callable[[R], None] = lambda _: None,
+        give_back: Callable[[R], None] = lambda _: None,
     ) -> None:
         self._call = call
         self._size = size
         self._limit = limit  # the size of one call, unless one request is larger
         self._slots = slots  # calls at a time
         self._enough = enough  # waiting size that starts a further call; 0: half of `_level`
-        self._unclaimed = unclaimed  # gets the result of a cancelled request
+        self._give_back = give_back  # gets the result of a cancelled request
         self._waiting: deque[Submission[T, R]] = deque()  # requests that wait for a call
         self._waiting_size = 0  # the sum of their sizes
         self._busy = 0  # calls under way
@@ -72,12 +72,12 @@ class Batcher(Generic[T, R]):
 
     @property
     def waiting(self) -> list[T]:
-        """The requests that wait for a call."""
+        """Return the requests that wait for a call."""
         return [request for request, _, _ in self._waiting]
 
     def submit(self, request: T) -> "asyncio.Future[R]":
         """Queue a request and return the future of its result. Cancelling the future before the
-        request is sent withdraws it. Later, the result goes to `unclaimed`.
+        request is sent withdraws it. Later, the result goes to `give_back`.
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         size = self._size(request)
@@ -91,13 +91,13 @@ class Batcher(Generic[T, R]):
         return future
 
     async def ask(self, request: T) -> R:
-        """Return the result of a request. It goes to `unclaimed` if this task is cancelled."""
+        """Return the result of a request. It goes to `give_back` if this task is cancelled."""
         future = self.submit(request)
         try:
             return await future
         except asyncio.CancelledError:
             if not future.cancelled() and future.exception() is None:
-                self._unclaimed(future.result())
+                self._give_back(future.result())
             raise
 
     async def drain(self) -> None:
@@ -185,7 +185,7 @@ class Batcher(Generic[T, R]):
                 if not future.done():
                     future.set_exception(outcome)
             elif future.done():
-                self._unclaimed(outcome)
+                self._give_back(outcome)
             else:
                 future.set_result(outcome)
 

@@ -1,8 +1,8 @@
-"""Connections for those who look: listings, status, analytics, traces.
+"""The connections of read-only requests: listings, status, analytics, traces.
 
-Such a statement may read much and take long. On connections of its own, few and with a shorter
-limit, it cannot keep pushes and pops from theirs. Who finds all of them in use waits a little and
-is then refused with a clear text.
+Their statements may read much and take long. They run on a few connections of their own with a
+shorter time limit, so they never take a connection from pushes and pops. If all of these
+connections are in use, a request waits up to `WAIT_SECONDS` and then fails with `Busy`.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ WAIT_SECONDS = 2.0
 
 
 class BrowsePool:
-    """`connect` opens a connection, as `Connector.connect` does."""
+    """A pool for reading. `connect` opens a connection, as `Connector.connect` does."""
 
     def __init__(
         self, settings: schema.DatabaseSettings, connect: Callable[..., Awaitable[Any]]
@@ -44,41 +44,41 @@ class BrowsePool:
 
     async def stop(self) -> None:
         if self._pool:
-            self._pool.terminate()  # nothing here can be left half done
+            self._pool.terminate()  # statements only read, so they can be interrupted
 
     async def fetch(self, sql: str, *args: Any) -> list[Any]:
-        """Run one statement that only reads. A lost connection raises what the driver raises."""
+        """Run one statement that only reads. A lost connection raises the driver's error."""
         assert self._pool is not None
         try:
             await asyncio.wait_for(self._turns.acquire(), WAIT_SECONDS)
         except TimeoutError:
             raise Busy(
-                f"{self._settings.browse_pool_size} other requests are reading from the database "
-                "and take long; try again later"
+                f"{self._settings.browse_pool_size} other requests are reading from the database; "
+                "try again later"
             ) from None
         try:
             limit, patience = self._settings.browse_timeout, self._settings.acquire_timeout
             async with self._pool.acquire(timeout=patience) as connection:
-                # The server's own limit comes first, unless the server hangs.
+                # The server's own limit ends the statement first, unless the server hangs.
                 rows: list[Any] = await connection.fetch(
                     sql, *args, timeout=limit + patience if limit else None
                 )
                 return rows
         except asyncpg.DataError as error:
-            raise unusable(error) from error
+            raise invalid_value(error) from error
         except asyncpg.QueryCanceledError as error:
             raise Busy(
-                f"reading this took longer than {limit:g} s (database.browse_timeout); ask for less"
+                f"the query took longer than {limit:g} s (database.browse_timeout); ask for less"
             ) from error
         finally:
             self._turns.release()
 
 
-def unusable(error: asyncpg.DataError) -> InvalidRequest:
-    """A value that PostgreSQL cannot take is the asker's mistake."""
+def invalid_value(error: asyncpg.DataError) -> InvalidRequest:
+    """Return the error for a value in a request that PostgreSQL cannot represent."""
     log.info("the database refused a value: %s", error)
-    return InvalidRequest("a value of this request cannot be stored or looked for")
+    return InvalidRequest("a value of this request cannot be stored or searched for")
 
 
 async def keep_session(connection: Any) -> None:
-    """Instead of asyncpg's reset on release, a round trip per call: our sessions have no state."""
+    """Skip asyncpg's reset on release, which costs a round trip: our sessions have no state."""

@@ -1,9 +1,9 @@
-"""Opens every connection of a broker, all of them to one server.
+"""Open all connections of a broker, all of them to one server.
 
-`survey` asks all hosts who they are; `use` decides for one of them; from then on `connect` opens
-connections to that server only and refuses another one that answers at its address. `cut` drops all
-that were opened. Where several hosts are configured, the connection that a survey asks a host on is
-kept for the next survey: a survey every second must not cost a backend process each.
+`survey` identifies the server on each host, and `use` chooses one. From then on, `connect` opens
+connections to that server only, and refuses another server at the same address. `cut` drops all
+open connections. If several hosts are configured, a survey keeps its connection to each host for
+the next survey. Otherwise a survey every second would start a backend process per host.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from penstock.database.hosts import DatabaseServer, Host, Sighting, hosts_of, id
 log = logging.getLogger("penstock.database")
 
 REFUSED = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-FROZEN_SECONDS = 10  # a transaction in which a broker does nothing for so long is rolled back
-GRACE_SECONDS = 0.25  # what other hosts get to answer once one that takes writes has answered
+FROZEN_SECONDS = 10  # PostgreSQL rolls back a transaction that is idle for so long
+GRACE_SECONDS = 0.25  # time for other hosts to answer after the first writable one
 
 
 class WrongServer(ConnectionError):
-    """The server that answers is not the one that the broker works on."""
+    """The server that answers is not the one that the broker uses."""
 
 
 class Connector:
-    """Where connections come from. Everything here may raise what `UNREACHABLE` lists."""
+    """The source of connections. All methods may raise the errors in `UNREACHABLE`."""
 
     def __init__(self, settings: schema.DatabaseSettings, url: str, search_path: str) -> None:
         self._settings = settings
@@ -36,17 +36,16 @@ class Connector:
         self._search_path = search_path
         self.hosts = hosts_of(url)
         self.server: DatabaseServer | None = None  # every connection in `_open` is on this one
-        self.pooled = False  # a host turned out to be a connection pooler
+        self.pooled = False  # a host is a connection pooler
         self._open: set[asyncpg.Connection] = set()
-        self._surveying: dict[Host, asyncpg.Connection] = {}  # for surveys
+        self._survey_connections: dict[Host, asyncpg.Connection] = {}
 
     async def connect(
         self, _: None = None, *, statement_timeout: float | None = None, **driver: Any
     ) -> Any:
-        """A connection to the server in use. `statement_timeout` instead of the configured one is
-        for those who look (browse.py).
+        """Connect to the server in use. `statement_timeout` overrides the configured one.
 
-        asyncpg's pool calls it with a URL, which is None here, and with options of the driver.
+        asyncpg's pool passes a URL, which is None here, and options of the driver.
         """
         server = self.server
         if server is None:
@@ -64,27 +63,27 @@ class Connector:
         return connection
 
     async def dial(self, host: Host, statement_timeout: float | None = None, **driver: Any) -> Any:
-        """A connection to this host, whoever it is."""
+        """Connect to this host, whichever server it is."""
         options: dict[str, Any] = {"host": host.host} if host.host else {}
         if host.port:
             options["port"] = host.port
         return await asyncpg.connect(
             self._url,
             timeout=self._settings.acquire_timeout,
-            target_session_attrs="any",  # we ask ourselves
+            target_session_attrs="any",  # `identify` checks it
             server_settings=self._session_settings(statement_timeout),
             **options,
             **driver,
         )
 
     async def survey(self) -> list[Sighting]:
-        """Ask all hosts at once, in the order of the URL.
+        """Ask all hosts concurrently. Return the results in the order of the URL.
 
-        Over when all have answered or failed; a little after the first that takes writes, the
-        others are left out.
+        Ends when all have answered or failed, or `GRACE_SECONDS` after the first writable server
+        has answered.
         """
         loop = asyncio.get_running_loop()
-        asked = [asyncio.create_task(self._look(host)) for host in self.hosts]
+        asked = [asyncio.create_task(self._survey_host(host)) for host in self.hosts]
         waiting: set[asyncio.Task[Sighting]] = set(asked)
         deadline: float | None = None
         try:
@@ -108,50 +107,50 @@ class Connector:
         ]
 
     def use(self, server: DatabaseServer) -> None:
-        """Work on this one from now on. What is open on another must have been cut before."""
+        """Use this server from now on. Connections to another one must have been cut before."""
         self.server = server
 
     def cut(self) -> None:
-        """Drop every connection without a word to the server, which may hang."""
+        """Drop all connections without notifying the server, which may hang."""
         for connection in list(self._open):
             connection.terminate()
 
     def close(self) -> None:
         self.cut()
-        for connection in self._surveying.values():
+        for connection in self._survey_connections.values():
             connection.terminate()
-        self._surveying.clear()
+        self._survey_connections.clear()
 
-    async def _look(self, host: Host) -> Sighting:
+    async def _survey_host(self, host: Host) -> Sighting:
         limit = self._settings.acquire_timeout
         try:
             async with asyncio.timeout(limit):
-                return Sighting(host, await self._identify(host))
+                return Sighting(host, await self._identify_host(host))
         except TimeoutError:
             return Sighting(host, None, f"does not answer within {limit:g} s")
         except (*REFUSED, OSError) as error:
             self.pooled = self.pooled or is_pooler(error)
             return Sighting(host, None, explain(error))
 
-    async def _identify(self, host: Host) -> DatabaseServer:
-        kept = self._surveying.pop(host, None)
+    async def _identify_host(self, host: Host) -> DatabaseServer:
+        kept = self._survey_connections.pop(host, None)
         if kept is not None and not kept.is_closed():
             try:
-                return await self._ask(host, kept)
+                return await self._identify_on(kept, host)
             except (*REFUSED, ConnectionError):
-                pass  # the server may have been restarted: ask again
-        return await self._ask(host, await self.dial(host))
+                pass  # the server may have been restarted: connect again
+        return await self._identify_on(await self.dial(host), host)
 
-    async def _ask(self, host: Host, connection: Any) -> DatabaseServer:
-        """Who it is; the connection is kept for the next survey where there are several hosts."""
+    async def _identify_on(self, connection: Any, host: Host) -> DatabaseServer:
+        """Identify the server. With several hosts, keep the connection for the next survey."""
         try:
             server = await self.identify(connection, host)
         except BaseException:
             connection.terminate()
             raise
-        if len(self.hosts) > 1 and host not in self._surveying:
-            self._surveying[host] = connection
-        else:  # another survey at the same time was first
+        if len(self.hosts) > 1 and host not in self._survey_connections:
+            self._survey_connections[host] = connection
+        else:  # one host only, or a concurrent survey was faster
             connection.terminate()
         return server
 
@@ -165,15 +164,15 @@ class Connector:
             "application_name": "penstock",
             "timezone": "UTC",
             "jit": "off",
-            # A broker that is frozen keeps its connections: what it has locked is free again then.
+            # A frozen broker keeps its connections. These settings release its locks.
             "idle_in_transaction_session_timeout": str(FROZEN_SECONDS * 1000),
-            "tcp_user_timeout": str(FROZEN_SECONDS * 1000),  # while it takes no answer
+            "tcp_user_timeout": str(FROZEN_SECONDS * 1000),  # if it does not read its answer
         }
         limit = self._settings.statement_timeout if statement_timeout is None else statement_timeout
         if limit:
             settings["statement_timeout"] = str(int(limit * 1000))
         if statement_timeout is not None:
-            # Listings have optional filters and lists of ids. A plan that does not know them is
-            # some hundred times slower with 30,000 queues; planning takes a millisecond.
+            # Listings have optional filters and lists of ids. With 30,000 queues, a generic plan
+            # is several hundred times slower; planning takes a millisecond.
             settings["plan_cache_mode"] = "force_custom_plan"
         return settings

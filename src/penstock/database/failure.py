@@ -1,9 +1,9 @@
-"""Why PostgreSQL cannot be used, so that one knows what to do about it.
+"""Explain why PostgreSQL cannot be used, and what to do about it.
 
-A connection pooler such as PgBouncer is one of the reasons. The broker's statements rely on what
-its sessions were opened with (`search_path`, what the planner may use), it listens for
-notifications, and it keeps prepared statements. A pooler hands each transaction to another session
-and drops or refuses the settings. The broker has a pool of its own, so a pooler gains nothing.
+A connection pooler such as PgBouncer is one of the reasons. The broker relies on the settings of
+its sessions (`search_path`, planner options), listens for notifications and keeps prepared
+statements. A pooler gives each transaction to another session, and drops or refuses the settings.
+The broker has a pool of its own, so a pooler has no benefit.
 """
 
 import errno
@@ -12,7 +12,7 @@ import socket
 import asyncpg
 
 POOLER = (
-    "a connection pooler (such as PgBouncer) answers there, which keeps no sessions: "
+    "a connection pooler (such as PgBouncer) answers there and does not keep sessions: "
     "name PostgreSQL itself. The broker has a pool of its own (database.pool_size)"
 )
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -26,7 +26,7 @@ class Pooled(ConnectionError):
 
 
 def is_pooler(error: BaseException) -> bool:
-    """PgBouncer says so when it is asked for settings that it does not pass on."""
+    """Return whether the error is from a pooler: PgBouncer refuses unsupported settings."""
     return isinstance(error, Pooled) or (
         isinstance(error, asyncpg.PostgresError) and "unsupported startup parameter" in str(error)
     )

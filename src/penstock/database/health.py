@@ -1,25 +1,21 @@
-"""The one opinion on whether PostgreSQL is up.
+"""Decide whether PostgreSQL is up, in one place for the whole broker.
 
-Everything that wants the database asks here, so that "down" is decided once and acted on at once:
-
-- A connection error or an acquire that takes too long makes us *suspect* the server. One probe
-  (shared by all who suspect at that moment) decides: it succeeds, and the error was that
-  connection's alone (somebody ran `pg_terminate_backend`), or it does not, and the database is
-  down.
-- A probe asks all hosts of the URL who they are, chooses one (see `hosts`) and *commits* there. A
-  server that answers but cannot commit, because its synchronous standby hangs, is of no use to a
-  queue.
-- A server that is frozen rather than gone closes nothing, and a commit that waits looks like any
-  other call. When a call is in flight for longer than half of `acquire_timeout`, a watchdog probes;
-  if that fails, all calls are cut off.
-- A server that takes no writes (a standby, `default_transaction_read_only`) counts as down. One
-  whose disk is full does answer; its calls fail with `Busy`, and nobody concludes anything from it.
-- While down nobody waits: calls fail with `Unavailable` immediately, and one task probes with
-  growing pauses (0.1 s to 1 s). The first probe that succeeds migrates the schema if that is still
-  to be done, and notifies those who asked.
-- All connections are on one server (see `connector`). Where several hosts are configured they are
-  surveyed every second; when another one was promoted, everything is cut off as if the database had
-  gone down, and opened there.
+- A connection error, or an acquire that takes too long, makes the server *suspect*. One probe,
+  shared by all concurrent callers, decides. If it succeeds, only that connection was lost (somebody
+  ran `pg_terminate_backend`). If it fails, the database is down.
+- A probe identifies all hosts of the URL, chooses one (see `hosts`) and *commits* there. A server
+  that answers but cannot commit, because its synchronous standby hangs, is useless for queues.
+- A frozen server closes no connections, and a commit that hangs looks like any other call. If a
+  call is in flight for longer than half of `acquire_timeout`, a watchdog probes. If the probe
+  fails, all calls are cut off.
+- A server that refuses writes (a standby, `default_transaction_read_only`) counts as down. A server
+  whose disk is full still counts as up; its calls fail with `Busy`.
+- While the database is down, calls fail immediately with `Unavailable`, and one task probes with
+  growing pauses (0.1 s to 1 s). The first successful probe migrates the schema if necessary, and
+  calls the callbacks.
+- All connections are to one server (see `connector`). If several hosts are configured, they are
+  surveyed every second. When another host has been promoted, all calls are cut off as if the
+  database had gone down, and new connections go to that host.
 """
 
 import asyncio
@@ -43,32 +39,32 @@ from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.database")
 
-GONE = (  # what a call meets when its connection or the server behind it is lost
+GONE = (  # errors of a call whose connection or server is lost
     ConnectionError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,  # asyncpg's word for using a connection that was closed meanwhile
+    asyncpg.InterfaceError,  # the connection was closed before the call
     asyncpg.InternalClientError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.TooManyConnectionsError,
-    asyncpg.ReadOnlySQLTransactionError,  # the server we are on became a standby
+    asyncpg.ReadOnlySQLTransactionError,  # the server became a standby
 )
-UNREACHABLE = (*GONE, OSError)  # what opening a connection meets: no socket, no route, no such host
+UNREACHABLE = (*GONE, OSError)  # errors of opening a connection: no socket, route or host as well
 PROBE_SECONDS = (0.1, 0.2, 0.4, 0.7, 1.0)
 SURVEY_SECONDS = 1.0
-# Writes WAL and nothing else, in no table: its commit waits for what every commit waits for.
+# This writes only WAL and no table. Its commit waits for standbys like any other commit.
 COMMIT = "SELECT pg_logical_emit_message(true, 'penstock', 'probe')"
-REMIGRATE_SECONDS = 3600.0  # away for longer: others may have dropped our functions as unused
+REMIGRATE_SECONDS = 3600.0  # after a longer outage, our functions may have been dropped as unused
 
 
 class CannotCommit(PenstockError):
-    """The server answers and does not commit."""
+    """The server answers but cannot commit."""
 
 
 class DatabaseHealth:
-    """Which server is in use, if any can be. `in_flight` says how many calls are on it."""
+    """The state of the database. `in_flight` returns the number of calls in flight."""
 
     def __init__(
         self,
@@ -80,8 +76,8 @@ class DatabaseHealth:
         in_flight: Callable[[], int],
     ) -> None:
         self.up = False
-        self.identity: int | None = None  # which database it is; None: it was never reached
-        # why the database is down; while it is up, what is wrong with its other hosts
+        self.identity: int | None = None  # number of the database; None: it was never reached
+        # why the database is down or, while it is up, what is wrong with other hosts
         self.problem = ""
         self._settings = settings
         self._connector = connector
@@ -89,9 +85,7 @@ class DatabaseHealth:
         self._sql = sql
         self._in_flight = in_flight
         self._metrics = metrics
-        self._migrated: DatabaseServer | None = (
-            None  # the server whose schema was brought up to date
-        )
+        self._migrated: DatabaseServer | None = None  # the server whose schema is up to date
         self._callbacks: list[Callable[[bool], None]] = []
         self._probing: asyncio.Task[bool] | None = None
         self._recovered = asyncio.Event()
@@ -114,7 +108,7 @@ class DatabaseHealth:
         )
 
     async def start(self) -> None:
-        """Ask the servers. All of them may be down."""
+        """Probe the servers for the first time. All of them may be down."""
         if not await self._probe():
             if self._connector.pooled:
                 raise ConfigError(f"this database cannot be used: {self.problem}")
@@ -133,19 +127,18 @@ class DatabaseHealth:
         self._callbacks.append(callback)
 
     async def recovered(self) -> None:
-        """Return when the database is up; at once if it is."""
+        """Wait until the database is up."""
         await self._recovered.wait()
 
     async def probe(self) -> bool:
-        """Ask the server whether it answers, now. Shared with whoever else asks at this moment."""
+        """Return whether the server can be used. Concurrent callers share one probe."""
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
     async def suspect(self, error: BaseException) -> Unavailable:
-        """What to raise for an error of a connection."""
-        if not self.up:
-            # decided already: this call was cut off, and asking again would take its time
+        """Probe the server after a connection error. Return the error to raise."""
+        if not self.up:  # decided already: this call was cut off
             return Unavailable("the database is down")
         if await self.probe():
             return ConnectionLost(f"a database connection was lost ({type(error).__name__})")
@@ -153,14 +146,14 @@ class DatabaseHealth:
         return Unavailable("the database is down")
 
     async def _probe(self) -> bool:
-        """Ask all hosts, choose one and commit there; whether it is in use and ready for calls."""
+        """Survey all hosts, choose one and commit there. Return whether it is ready for calls."""
         choice = choose(await self._connector.survey(), self._connector.server)
         if choice.server is None:
             self._report(choice.reason)
             return False
         if self.up and choice.server != self._connector.server:
             self._report(f"{choice.server} took over from {self._connector.server}")
-            return False  # what is open has to be cut off first; the next probe finds us down
+            return False  # open calls must be cut off first; a later probe chooses the new server
         try:
             connection = await self._connector.dial(choice.server.host)
         except (*UNREACHABLE, asyncpg.PostgresError) as error:
@@ -184,13 +177,13 @@ class DatabaseHealth:
         try:
             await connection.execute(COMMIT, timeout=limit)
         except TimeoutError:
-            # asyncpg asks the server to end the wait, which it only does for a session that is
-            # closed in peace. Left behind, the session of every probe would wait there, until the
-            # server has no room for more.
+            # Close the session regularly, so that asyncpg cancels the commit on the server.
+            # Otherwise the session of each probe would keep waiting there, until the server
+            # reaches its limit of connections.
             try:
                 await connection.close(timeout=limit)
             except UNREACHABLE:
-                pass  # it is cut off by the caller
+                pass  # the caller terminates it
             raise CannotCommit(
                 f"answers, but a commit takes longer than {limit:g} s "
                 "(does its synchronous standby answer?)"
@@ -223,7 +216,7 @@ class DatabaseHealth:
             callback(True)
 
     def went_down(self) -> None:
-        """Cut off all calls, and wait for a server that can be used."""
+        """Cut off all calls, and start to wait for a usable server."""
         if self._down_since is not None:
             return
         self.up = False
@@ -245,7 +238,7 @@ class DatabaseHealth:
                 return
             await asyncio.sleep(seconds)
             if self._embedded and self._embedded.pid() is None:
-                log.warning("the embedded PostgreSQL is gone; starting it again")
+                log.warning("the embedded PostgreSQL has stopped; starting it again")
                 try:
                     await asyncio.to_thread(self._embedded.start)
                 except PenstockError as error:
@@ -256,7 +249,7 @@ class DatabaseHealth:
                 self._report(f"the database answers but its schema cannot be prepared: {error}")
 
     async def _survey(self) -> None:
-        """Notice that another host was promoted, or that ours takes no writes."""
+        """Detect that another host was promoted, or that the server in use refuses writes."""
         while True:
             await asyncio.sleep(SURVEY_SECONDS)
             if not self.up:
@@ -266,7 +259,7 @@ class DatabaseHealth:
                 continue
             if choice.server == self._connector.server:
                 self._report(choice.warning)
-            elif choice.server:  # not one more statement on the old one
+            elif choice.server:  # run no more statements on the old server
                 self._report(f"{choice.server} took over from {self._connector.server}")
                 self.went_down()
             elif not await self.probe():

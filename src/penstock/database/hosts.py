@@ -1,19 +1,17 @@
-"""The PostgreSQL servers of the configured URL: who they are, and which one of them the broker
-works on.
+"""Identify the PostgreSQL servers of the configured URL, and choose the one that the broker uses.
 
-A URL may name several hosts, a primary and its standbys. All of them are asked at once, each with
-its own limit, so that one that hangs does not keep the others waiting. What a server says of
-itself:
+A URL may name several hosts, a primary and its standbys. All are asked concurrently, each with its
+own time limit, so a host that hangs does not delay the others. A server is described by:
 
-| what       | where from                     | what it says                                       |
+| what       | source                         | meaning                                            |
 |------------|--------------------------------|----------------------------------------------------|
-| `system`   | `pg_control_system()`          | which cluster: equal on a primary and its standbys |
-| `timeline` | name of the current WAL file   | one more after each promotion                      |
-| `started`  | `pg_postmaster_start_time()`   | which server process                               |
-| `writable` | `transaction_read_only` is off | a primary, and not one that was set to read only   |
+| `system`   | `pg_control_system()`          | the cluster, the same for primary and standbys     |
+| `timeline` | name of the current WAL file   | grows by one at each promotion                     |
+| `started`  | `pg_postmaster_start_time()`   | the server process                                 |
+| `writable` | `transaction_read_only` is off | a primary that is not set to read only             |
 
-`choose` says which one may be used. A broker never goes back to a lower timeline of its cluster,
-and never to another cluster: what it was answered for would not be there.
+A broker never returns to a lower timeline of its cluster and never changes to another cluster:
+data that it has acknowledged would be missing there.
 """
 
 import os
@@ -33,7 +31,7 @@ SELECT (SELECT system_identifier FROM pg_control_system()) AS system,
        pg_postmaster_start_time() AS started,
        current_setting('transaction_read_only') = 'off' AS writable,
        current_setting('search_path') AS search_path"""
-# For a role that may not ask for those: two servers cannot be distinguished then.
+# For a role that may not read these: servers cannot be told apart then.
 ANONYMOUS = """
 SELECT 0::bigint AS system, NULL::text AS wal, pg_postmaster_start_time() AS started,
        current_setting('transaction_read_only') = 'off' AS writable,
@@ -48,7 +46,7 @@ FENCE = "stop it, or make it a standby of the one in use"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One address; `None` leaves it to the driver's defaults (PGHOST, the usual sockets)."""
+    """One address. `None` stands for the driver's defaults (PGHOST, the standard sockets)."""
 
     host: str | None
     port: int | None
@@ -62,11 +60,11 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseServer:
-    """What a host said of itself. Equal to another: the same process at the same address."""
+    """A server's identity. Two are equal if they are the same process at the same address."""
 
     host: Host
     system: int
-    timeline: int  # 0 on a standby, and where a role may not ask
+    timeline: int  # 0 on a standby, or if the role may not read it
     started: datetime
     writable: bool
 
@@ -76,7 +74,7 @@ class DatabaseServer:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What came of asking a host: its server, or why there was no answer."""
+    """The result of asking a host: its server, or why it did not answer."""
 
     host: Host
     server: DatabaseServer | None
@@ -85,15 +83,15 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The server to use, if any may be used; why none; and what is wrong beside it."""
+    """The result of `choose`."""
 
     server: DatabaseServer | None
-    reason: str = ""
-    warning: str = ""
+    reason: str = ""  # why no server can be used
+    warning: str = ""  # problems of other hosts
 
 
 def hosts_of(url: str) -> list[Host]:
-    """The hosts of a URL in their order, in all forms that libpq and asyncpg take."""
+    """Return the hosts of a URL in order. All forms of libpq and asyncpg are accepted."""
     parts = urlsplit(url)
     query = parse_qs(parts.query)
     listed = parts.netloc.rpartition("@")[2]
@@ -119,21 +117,21 @@ def _address(name: str) -> tuple[str, int | None]:
 
 
 async def identify(connection: Any, host: Host, limit: float, search_path: str) -> DatabaseServer:
-    """Ask the server behind a connection that was opened with this search_path who it is."""
+    """Identify the server of a connection that was opened with this search_path."""
     try:
         row = await connection.fetchrow(IDENTITY, timeout=limit)
     except NOT_FOR_US:
         row = await connection.fetchrow(ANONYMOUS, timeout=limit)
-    if row["search_path"] != search_path:  # what we asked for did not reach the server
+    if row["search_path"] != search_path:  # our setting did not reach the server
         raise Pooled
     timeline = int(row["wal"][:8], 16) if row["wal"] else 0
     return DatabaseServer(host, row["system"], timeline, row["started"], row["writable"])
 
 
 def choose(sightings: Sequence[Sighting], bound: DatabaseServer | None) -> Choice:
-    """The server to use. `bound` is the one this broker used last.
+    """Choose the server to use. `bound` is the one that this broker used last.
 
-    The highest timeline wins; between equals the host in use, then the order of the URL.
+    The highest timeline wins. Between equals, the host in use wins, then the first in the URL.
     """
     servers = [sighting.server for sighting in sightings if sighting.server]
     writable = [server for server in servers if server.writable]
@@ -148,26 +146,26 @@ def choose(sightings: Sequence[Sighting], bound: DatabaseServer | None) -> Choic
         key=lambda one: (-one.timeline, not (bound and one.host == bound.host)),
     )
     if not ranked:
-        return Choice(None, _why_none(sightings, foreign, behind, bound))
+        return Choice(None, _explain_none(sightings, foreign, behind, bound))
     first = ranked[0]
-    rivals = [one for one in (*ranked[1:], *behind) if not _same(one, first)]
+    rivals = [one for one in (*ranked[1:], *behind) if not _is_same_server(one, first)]
     warnings = []
     if rivals:
         names = ", ".join(map(str, rivals))
         warnings.append(
-            f"{names} takes writes beside {first}, which is in use: "
+            f"{names} accepts writes beside {first}, which is in use: "
             f"the old primary must be fenced ({FENCE})"
         )
     warnings += [f"{server.host.name} is another PostgreSQL cluster" for server in foreign]
     return Choice(first, warning="; ".join(warnings))
 
 
-def _same(one: DatabaseServer, other: DatabaseServer) -> bool:
-    """Whether two addresses lead to one server."""
+def _is_same_server(one: DatabaseServer, other: DatabaseServer) -> bool:
+    """Return whether two addresses lead to the same server."""
     return one.system == other.system and one.started == other.started
 
 
-def _why_none(
+def _explain_none(
     sightings: Sequence[Sighting],
     foreign: list[DatabaseServer],
     behind: list[DatabaseServer],
@@ -176,16 +174,16 @@ def _why_none(
     if bound and behind:
         names = ", ".join(map(str, behind))
         return (
-            f"{names} takes writes, but this broker has worked on timeline {bound.timeline} "
+            f"{names} accepts writes, but this broker has used timeline {bound.timeline} "
             f"({bound.host.name}): the old primary must be fenced ({FENCE})"
         )
     if foreign:
         names = ", ".join(server.host.name for server in foreign)
         return (
-            f"{names} is another PostgreSQL cluster than the one this broker has worked with: "
-            "restart the broker if that is meant"
+            f"{names} is another PostgreSQL cluster than the one this broker has used: "
+            "restart the broker if this is intended"
         )
-    read_only = "takes no writes (a standby, or set to read only)"
+    read_only = "refuses writes (a standby, or set to read only)"
     return "; ".join(
         f"{one.host.name}: {read_only if one.server else one.error}" for one in sightings
     )

@@ -1,14 +1,14 @@
-"""Brings the schema to this release, beside brokers of other releases that work on it.
+"""Migrate the schema to this release, while brokers of other releases may be using it.
 
-Tables are state, shared by all releases: numbered migrations, applied once each, never changed and
-only ever additive. Functions are code: those of a release live in a schema of their own, named
-after a digest of their text (`penstock_fn_1f0c...`), which comes before that of the tables in the
-`search_path` of its sessions. So a broker never changes a function under another one, and two
-brokers with the same functions share them. `function_schemas` says when a broker of each was last
-seen; `drop_unused_functions` drops those that nobody has used for long.
+Tables are state that all releases share. Migrations are numbered, applied once each, never changed,
+and only add things. Functions are code. Those of a release are in a schema of their own, named
+after a digest of their text (`penstock_fn_1f0c...`), which precedes the schema of the tables in the
+`search_path`. So a broker never changes a function that another one uses, and brokers with the same
+functions share them. `function_schemas` has the time at which a broker of each was last seen.
+`drop_unused_functions` drops those that were not used for `UNUSED_DAYS`.
 
-Everything happens in one transaction under an advisory lock, so that several brokers can start at
-once and a failed migration leaves nothing behind.
+All changes are made in one transaction under an advisory lock, so several brokers can start
+concurrently, and a failed migration changes nothing.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ log = logging.getLogger("penstock.database")
 
 LOCK_KEY = 0x70656E73746F636B  # "penstock"
 OLDEST_SERVER = 14
-UNUSED_DAYS = 7  # after which functions are dropped
-MAX_PREFIX_BYTES = 46  # of the 63 that PostgreSQL gives a name
+UNUSED_DAYS = 7  # functions that were not used for so long are dropped
+MAX_PREFIX_BYTES = 46  # of the 63 bytes of a name in PostgreSQL
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaFiles:
-    """The SQL of the package that owns the tables: pairs of file name and text, in order."""
+    """The SQL files of the package that owns the tables: pairs of name and text, in order."""
 
     migrations: tuple[tuple[str, str], ...]
     functions: tuple[tuple[str, str], ...]
-    identity: str  # reads the number that identifies a database
+    identity: str  # a query for the number that identifies a database
 
     @classmethod
     def read(cls, package: str, identity: str) -> Self:
-        """From the directories `migrations` and `functions` of a package."""
+        """Read the directories `migrations` and `functions` of a package."""
         return cls(sql_files(package, "migrations"), sql_files(package, "functions"), identity)
 
     def function_schema(self, schema: str) -> str:
-        """Where the functions of this release are, for tables in `schema`."""
+        """Return the schema of this release's functions, for tables in `schema`."""
         digest = _digest("\0".join([schema, *(text for _, text in self.functions)]))
         prefix = schema.encode()[:MAX_PREFIX_BYTES].decode(errors="ignore")
         return f"{prefix}_fn_{digest[:12]}"
@@ -62,7 +62,7 @@ def sql_files(package: str, directory: str) -> tuple[tuple[str, str], ...]:
 
 
 async def migrate(connection: Any, schema: str, sql: SchemaFiles) -> int:
-    """Create or update everything in `schema` through an asyncpg `connection`; the identity."""
+    """Create or update `schema` and return the number that identifies the database."""
     version = connection.get_server_version()
     if version.major < OLDEST_SERVER:
         raise ConfigError(
@@ -94,7 +94,7 @@ async def migrate(connection: Any, schema: str, sql: SchemaFiles) -> int:
         identity: int = await connection.fetchval(sql.identity)
     if count or not installed:
         log.info(
-            "brought the schema up to date: %d migrations; the functions are in %s",
+            "the schema is up to date: %d migrations applied; the functions are in %s",
             count,
             functions,
         )
@@ -106,7 +106,7 @@ SEEN = """INSERT INTO function_schemas (name) VALUES ($1)
 
 
 async def drop_unused_functions(connection: Any, schema: str, sql: SchemaFiles) -> list[str]:
-    """Say that a broker with our functions lives, and drop those of releases not seen for long."""
+    """Record that our functions are in use, and drop those that were not used for long."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK_KEY)
         await connection.execute(SEEN, sql.function_schema(schema))
@@ -124,7 +124,7 @@ async def drop_unused_functions(connection: Any, schema: str, sql: SchemaFiles) 
 
 
 def _check_newer(applied: dict[str, str], sql: SchemaFiles, *, installed: bool) -> None:
-    """A broker of a release before the schema's may go on with the functions it has there."""
+    """Refuse a schema of a newer release, unless the functions of our release are in it."""
     own = {name for name, _ in sql.migrations}
     newer = [name for name in sorted(applied) if name.startswith("migrations/") and name not in own]
     if not newer:
@@ -134,11 +134,11 @@ def _check_newer(applied: dict[str, str], sql: SchemaFiles, *, installed: bool) 
         raise ConfigError(
             f"the database was migrated by a newer release of Penstock ({names}), and this release "
             "has no functions in it. Nothing was changed. Start the newer release, or restore a "
-            "backup from before it"
+            "backup that is older than the migration"
         )
     log.warning(
         "the database was migrated by a newer release of Penstock (%s). This broker changes "
-        "nothing and works on with the functions of its own release; upgrade it soon",
+        "nothing and continues with the functions of its own release; upgrade it soon",
         names,
     )
 

@@ -1,4 +1,4 @@
-"""What other sessions NOTIFY: all channels share a connection of its own."""
+"""Receive NOTIFY of other sessions, for all channels on one dedicated connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Notifications:
         self._health = health
         self._metrics = metrics
         self._listeners: dict[str, Callable[[str | None], None]] = {}  # by channel
-        self._listen_again = asyncio.Event()  # a channel is new, or the connection is lost
+        self._listen_again = asyncio.Event()  # there is a new channel, or the connection is lost
         self._task: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
@@ -36,7 +36,7 @@ class Notifications:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def listen(self, channel: str, callback: Callable[[str | None], None]) -> None:
-        """Call back with each payload on `channel`, and with None after every (re)connect."""
+        """Call `callback` with each payload on `channel`, and with None after every (re)connect."""
         self._listeners[channel] = callback
         self._listen_again.set()
         if self._task is None:
@@ -63,10 +63,10 @@ class Notifications:
                     try:
                         async with asyncio.timeout(LISTEN_CHECK_SECONDS):
                             await self._listen_again.wait()
-                    except TimeoutError:  # silent for long: is the other end still there?
+                    except TimeoutError:  # check that the connection is still alive
                         await connection.execute("SELECT 1", timeout=self._settings.acquire_timeout)
             except (*GONE, asyncpg.PostgresError):
-                pass  # the loop connects again and says so by calling back with None
+                pass  # connect again; callbacks then get None
             finally:
                 connection.terminate()
 

@@ -1,7 +1,7 @@
-"""The connections of pushes and pops: opened when they are needed, kept while they are used.
+"""A pool for pushes and pops. It opens connections on demand and closes idle ones.
 
-asyncpg's own pool takes two tasks and a timer to give a connection back, more than a small call
-costs. This one is a list. It resets nothing between two calls: sessions have no state of their own.
+asyncpg's own pool uses two tasks and a timer to release a connection, which costs more than a small
+call. This pool is a list. It does not reset connections between calls: sessions have no state.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-IDLE_SECONDS = 20.0  # after which a connection that nobody uses is closed
-CLOSE_SECONDS = 5.0  # what connections get to end what they are at
+IDLE_SECONDS = 20.0  # an idle connection is closed after this time
+CLOSE_SECONDS = 5.0  # time for calls to end when the pool is closed
 
 
 class Pool:
-    """`connect` opens a connection, as `Connector.connect` does."""
+    """At most `max_size` connections, opened with `connect`."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[Any]], max_size: int, timeout: float
@@ -23,10 +23,10 @@ class Pool:
         self._connect = connect
         self._max_size = max_size
         self._timeout = timeout  # seconds that a caller waits for a connection
-        self._room = asyncio.Semaphore(max_size)  # who has a turn may have a connection
-        self._idle: list[tuple[Any, float]] = []  # since when; the last used one is the last
-        self.used: dict[Any, float] = {}  # connections in use; since when (monotonic)
-        self._timer: asyncio.TimerHandle | None = None  # set while something is idle
+        self._room = asyncio.Semaphore(max_size)
+        self._idle: list[tuple[Any, float]] = []  # with the time of release; last used one last
+        self.used: dict[Any, float] = {}  # connections in use, with the time of acquire (monotonic)
+        self._timer: asyncio.TimerHandle | None = None  # set while a connection is idle
 
     @property
     def size(self) -> int:
@@ -37,12 +37,12 @@ class Pool:
         return len(self._idle)
 
     async def acquire(self) -> Any:
-        """A connection that was open a moment ago. TimeoutError, or what opening one raises."""
+        """Return a connection. Raises TimeoutError, or the error of opening one."""
         if self._room.locked():
             async with asyncio.timeout(self._timeout):
                 await self._room.acquire()
         else:
-            await self._room.acquire()  # at once
+            await self._room.acquire()  # does not wait
         try:
             while self._idle:
                 connection, _ = self._idle.pop()
@@ -58,7 +58,7 @@ class Pool:
         return connection
 
     def release(self, connection: Any, *, usable: bool) -> None:
-        """Take a connection back; one that is not usable, or in a transaction, is dropped."""
+        """Return a connection to the pool. If it is not usable or in a transaction, drop it."""
         del self.used[connection]
         if usable and not connection.is_closed() and not connection.is_in_transaction():
             self._idle.append((connection, time.monotonic()))
@@ -69,7 +69,7 @@ class Pool:
         self._room.release()
 
     async def close(self) -> None:
-        """Close what is idle, and what is used once its call has ended."""
+        """Close all connections. Calls in flight have `CLOSE_SECONDS` to end."""
         if self._timer is not None:
             self._timer.cancel()
         with suppress(TimeoutError):

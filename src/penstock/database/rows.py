@@ -1,4 +1,4 @@
-"""Rows of a query as structs: a column fills the field of its name."""
+"""Convert rows of a query to structs. Each column fills the field of the same name."""
 
 from typing import Any, TypeVar
 
@@ -8,6 +8,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def struct_of(kind: type[S], row: Any, **others: Any) -> S:
-    """The struct of a row; `others` are the fields that are not columns, or not as they are."""
+    """Return the struct of a row. `others` has the fields that are not taken from columns."""
     columns = {name: row[name] for name in kind.__struct_fields__ if name not in others}
     return kind(**columns, **others)

@@ -1,8 +1,8 @@
 """Read from a standby (`database.read_url`), to take load off the primary.
 
-Only views for people read there, never anything that leases, counts or decides. Answers carry the
-lag of the standby. If the standby is unavailable or follows another cluster, reads go to the
-primary, and the standby is tried again after a while.
+Only views for people read from it, never anything that leases, counts or decides. Answers include
+the lag of the standby. If it is unavailable or belongs to another cluster, the primary is read, and
+the standby is tried again after `UNUSABLE_SECONDS`.
 """
 
 import logging
@@ -26,7 +26,7 @@ FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError
 
 
 class Standby(BrowsePool):
-    """`primary` returns the server that the broker writes to."""
+    """A pool on the standby. `primary` returns the server that the broker writes to."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Standby(BrowsePool):
             self._retry_at = time.monotonic() + UNUSABLE_SECONDS
             log.warning(
                 "the standby of database.read_url cannot be used, the primary is read instead: %s",
-                error or type(error).__name__,
+                str(error) or type(error).__name__,
             )
             return None
 

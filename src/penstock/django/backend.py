@@ -19,13 +19,11 @@ from django.utils import timezone
 from django.utils.crypto import get_random_string
 from django.utils.module_loading import import_string
 
-from penstock.client.blocking import BlockingBrokers, Line
+from penstock.blocking import BlockingBrokers, Line
 from penstock.django import framework
 from penstock.django.framework import TaskResult, TaskResultStatus
 from penstock.errors import PenstockError
-from penstock.net.addresses import TOKEN_VARIABLE
 from penstock.outbox.sync import SyncOutbox
-from penstock.protocol.names import DEFAULT_PARTITION
 
 DEFAULTS = {
     "URL": None,  # of the broker, or several separated by commas; default: PENSTOCK_URL
@@ -112,7 +110,6 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
             return
         item: dict[str, Any] = {
             "queue": queue,
-            "partition": DEFAULT_PARTITION,
             "payload": payload,
             "transactionId": record.id,
         }
@@ -161,8 +158,7 @@ class Backend(framework.BaseTaskBackend):  # type: ignore[misc]
     def brokers(self) -> BlockingBrokers:
         urls = self.settings["URL"] or os.environ.get("PENSTOCK_URL") or DEFAULT_URL
         listed = [url.strip() for url in urls.split(",") if url.strip()]
-        token = self.settings["TOKEN"] or os.environ.get(TOKEN_VARIABLE)
-        return BlockingBrokers(listed, token=token or None)
+        return BlockingBrokers(listed, token=self.settings["TOKEN"])
 
     def line(self) -> Line:
         """Return this thread's connection to a broker."""

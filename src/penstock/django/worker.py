@@ -16,15 +16,11 @@ import msgspec
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
-from penstock.client.blocking import Line
-from penstock.client.messages import Received
-from penstock.client.settler import Settler
+from penstock.blocking import Backoff, Line, Settler
 from penstock.django import framework
 from penstock.django.backend import PRIORITY_STEPS, Backend
 from penstock.errors import NotFound, PenstockError, Unavailable
-from penstock.net.addresses import resource
-from penstock.net.http import HttpAnswer
-from penstock.net.retry import Backoff
+from penstock.types import Received
 
 log = logging.getLogger("penstock.django")
 
@@ -98,11 +94,10 @@ class TaskWorker:
 
     def _work(self, queue: str) -> None:
         line, backoff = Line(self._brokers), Backoff()
-        query = {"batch": 1, "wait": "true", "timeout": round(WAIT_SECONDS * 1000)}
-        target = resource("/api/v1/pop", **query, namespace=self._backend.namespace(queue))
+        source = {"namespace": self._backend.namespace(queue), "batch": 1}
         while not self._stopping.is_set():
             try:
-                answer = self._pop(line, target)
+                messages = self._pop(line, source)
                 backoff.reset()
             except Unavailable as error:
                 log.warning("tasks of %s wait for a broker: %s", queue, error)
@@ -112,21 +107,22 @@ class TaskWorker:
                 log.exception("the broker refuses tasks of %s", queue)
                 self._stopping.wait(backoff.delay())
                 continue
-            for message in self._settler.take(answer) if answer else ():
+            for message in messages:
                 if self._stopping.is_set():
                     self._settler.settle(message, "retry")
                 else:
                     self._settler.settle(message, *self._outcome(message))
         line.close()
 
-    def _pop(self, line: Line, target: str) -> HttpAnswer | None:
-        line.send("GET", target)
+    def _pop(self, line: Line, source: dict[str, Any]) -> list[Received]:
+        line.send_pop([source], WAIT_SECONDS)
         for _ in range(round(2 * WAIT_SECONDS / GLANCE_SECONDS)):
             answer = line.wait(GLANCE_SECONDS)
+            if answer is None and self._stopping.is_set():
+                answer = line.abandon(ABANDON_SECONDS)
+                return [] if answer is None else self._settler.take(answer).messages
             if answer is not None:
-                return answer
-            if self._stopping.is_set():
-                return line.abandon(ABANDON_SECONDS)
+                return self._settler.take(answer).messages
         line.close()
         raise Unavailable("a pop was not answered in time")
 

@@ -1,1 +1,1 @@
-"""Routes: send queue, workers, breaker, backoff, destinations."""
+"""Routes to destinations: send queue, workers, circuit breaker, backoff."""

@@ -1,10 +1,10 @@
-"""How long to wait after a failure: exponential with full jitter, and never less than the
+"""Delay a route after a failure: exponential backoff with full jitter, at least as long as the
 destination asked for.
 
-The n-th failure in a row waits a random time between 0 and retry_interval * multiplier^(n-1),
-capped at max_retry_delay: full jitter spreads a crowd of senders best when a destination comes
-back. With backoff off, every failure waits retry_interval. It holds back the whole route, not one
-batch: a destination that fails one batch for reasons of health fails the next one too.
+The delay after the n-th consecutive failure is random between 0 and
+retry_interval * multiplier^(n-1), limited by max_retry_delay. Full jitter distributes many senders
+best when a destination recovers. Without backoff, every delay is retry_interval. It applies to the
+whole route: an unhealthy destination would fail the next batch too.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class RouteBackoff:
         self.failures = 0
 
     def reset(self) -> None:
-        """End the backoff at once, at the request of a person."""
+        """End the backoff at once, at the request of an operator."""
         self.failures, self._until = 0, 0.0
         self._changed.set()
         self._changed = asyncio.Event()
@@ -51,6 +51,7 @@ class RouteBackoff:
     def remaining(self) -> float:
         return max(0.0, self._until - self._clock.monotonic())
 
-    async def over(self) -> None:
+    async def wait(self) -> None:
+        """Wait until the backoff has ended."""
         while (remaining := self.remaining) > 0:
             await self._clock.wait(self._changed, remaining)

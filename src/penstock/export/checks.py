@@ -28,7 +28,7 @@ class UnusableCa(Exception):
 
 
 def ca_context(ca: str) -> ssl.SSLContext | None:
-    """Return a context that trusts `ca`; None for "", which means what the system trusts."""
+    """Return a context that trusts `ca`; None for "", which stands for the system's CAs."""
     try:
         return client_context(ca) if ca else None
     except InvalidRequest as error:
@@ -48,7 +48,7 @@ def ca_from_api(ca: str, certificates: Path, *, stored: bool) -> str:
 def url_problems(url: str, *schemes: str) -> list[str]:
     """Check an address without repeating any of it: it may contain a password."""
     if _NO_ADDRESS.search(url):
-        return ["url holds a space or a character that must be written as %XX"]
+        return ["url contains a space or a character that must be written as %XX"]
     wrong = f"url must be an address such as {schemes[-1]}://host/..."
     try:
         parts = urlsplit(url)
@@ -78,7 +78,7 @@ def name_problems(check: Callable[..., object], word: str, *name: str) -> list[s
 def character_problems(**names: str) -> list[str]:
     """Refuse control characters in names: people cannot see them, and servers refuse NUL."""
     return [
-        f"{word} holds a control character: {name[:80]!r}"
+        f"{word} contains a control character: {name[:80]!r}"
         for word, name in names.items()
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
     ]

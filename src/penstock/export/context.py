@@ -1,4 +1,4 @@
-"""What all routes of a process share; destinations are created with it."""
+"""The objects that all routes of a process share. Destinations are created with them."""
 
 import asyncio
 from collections.abc import Callable

@@ -4,13 +4,12 @@ that people can read.
     deadletters.ndjson    one line per record: <CRC32C of the rest: 8 hex digits> <JSON object>\\n
         {"sequence", "index", "reason", "detail", "attempts", "enqueued", "died", "record",
          "encoding"}
-    `record` is the text of the record (encoding "utf-8"), or its base64 when it is not UTF-8.
+    `record` is the text of the record (encoding "utf-8"), or its base64 if it is not UTF-8.
 
-A record goes in before its block is completed, and is synced, so a crash in between finds it again;
-the same record is not written twice, because (sequence, index) of the lines in the file is
-remembered. A torn last line is cut at opening. Replaying moves the file aside, pushes its records
-as new ones, and removes it when they are accepted; lines that are damaged cannot be replayed and go
-to `quarantine/`.
+A record is written and synced before its block is completed. After a crash in between, it is not
+written again, since the (sequence, index) of all lines is remembered. A torn last line is cut when
+the file is opened. A replay moves the file aside, pushes its records as new ones, and removes it
+when they are accepted. Damaged lines cannot be replayed and are moved to `quarantine/`.
 """
 
 import base64
@@ -79,7 +78,7 @@ def read_letters(data: bytes) -> Iterator[DeadRecord | None]:
 
 
 class DeadRecords:
-    """Blocking and thread-safe: the lock protects the files."""
+    """The dead letters of a route. Blocks. Thread-safe: the lock protects the files."""
 
     def __init__(self, fs: Fs, directory: Path | None) -> None:
         self._fs = fs
@@ -138,7 +137,7 @@ class DeadRecords:
             self._file.append(lines)
             self._file.sync()
         except StorageError:
-            self._close()  # one whose sync failed takes no more: it is opened again next time
+            self._close()  # after a failed sync the file refuses writes: open it again next time
             raise
 
     def page(self, offset: int, limit: int) -> Sequence[DeadRecord | None]:

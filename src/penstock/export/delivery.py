@@ -1,14 +1,14 @@
-"""Deliver one leased block: send it whole, or cut it in halves until bad records are alone, then
-complete it or return it.
+"""Deliver a leased block: send it whole, or cut it in halves until bad records are alone. Then
+complete it or release it.
 
-A block is first sent as it was stored. When the destination says it is bad or too big, it is cut in
-the middle, always the same way, and each part has its own key
-(`<route>-<sequence>-<tag>-<first>-<last>`), so that after a crash the same parts are sent under the
-same keys. What is still to be sent is kept on the block: a retry does not repeat what went through.
+A block is first sent as it is stored. If the destination refuses it as bad or too large, it is cut
+in the middle. The cuts are always the same, and each part has its own key
+(`<route>-<sequence>-<tag>-<first>-<last>`), so after a crash the same parts are sent under the same
+keys. The unsent ranges are kept in the block, so a retry does not repeat delivered parts.
 
-The tag is the queue's life and the checksum of the stored body. Sequence numbers begin at 1 with a
-new queue, and after power loss a number may go to other records; a destination that remembers keys
-would take those for seen and drop them.
+The tag is the number of the queue's life and the checksum of the stored body. Sequence numbers
+begin at 1 in a new queue, and after power loss a number may be assigned to other records. Without
+the tag, a destination that remembers keys would drop those as duplicates.
 """
 
 import asyncio
@@ -64,13 +64,13 @@ class BatchDelivery:
         self.failing_since: float | None = None  # wall time of the first error after a success
 
     async def try_prepare(self, block: Block) -> Prepared | None:
-        """Return the block as a batch, with what the destination prepared; None if preparing fails,
-        because the sender handles that error.
+        """Return the block as a batch with the result of `prepare`; None if preparing fails: the
+        sender then prepares again and handles the error.
         """
         try:
             batch = self._batch(block)
             return batch, await self._prepare(batch)
-        except Exception as error:  # noqa: BLE001 a destination's own fault
+        except Exception as error:  # noqa: BLE001 a fault of the destination's code
             text = "route %s: batch %d cannot be prepared: %r"
             log.warning(text, self._route, block.sequence, error)
             return None
@@ -87,8 +87,9 @@ class BatchDelivery:
         return await self._context.in_pool(self._destination.prepare, batch)
 
     async def deliver(self, block: Block, prepared: Prepared | None = None) -> None:
-        """Send the block and complete it. Raises Retry or Denied of the destination, StorageError
-        when the dead letters could not be written; the block is given back then, or dead."""
+        """Send the block and complete it. Raises RetryLater or Denied of the destination, or
+        StorageError if dead letters cannot be written. The block is then released, or dead.
+        """
         retried = block.attempts > 0
         if retried:
             self._metrics.add("queue_retry_total")
@@ -108,7 +109,7 @@ class BatchDelivery:
         except Denied as error:
             self._metrics.add("queue_retry_failure_total", 1, error.kind)
             self._remember(str(error))
-            self._queue.give_back(block, attempted=False)  # it says nothing about the batch
+            self._queue.give_back(block, attempted=False)  # not the fault of the batch
             raise
         except StorageError as error:
             self._queue.give_back(block, attempted=False)
@@ -117,7 +118,7 @@ class BatchDelivery:
         except asyncio.CancelledError:
             self._queue.give_back(block, attempted=False)
             raise
-        except Exception as error:  # a destination's own fault must not stop the route in silence
+        except Exception as error:  # a fault in a destination must not stop the route silently
             text = "route %s: sending batch %d failed unexpectedly"
             log.exception(text, self._route, block.sequence)
             failure = RetryLater("internal", repr(error))
@@ -173,7 +174,7 @@ class BatchDelivery:
                     raise
 
     async def _cut(self, block: Block, start: int, stop: int, error: BatchRefused | TooBig) -> None:
-        """Replace the range by its halves, or make a dead letter of the one record that it is."""
+        """Replace the range by its halves, or make its only record a dead letter."""
         if stop - start == 1:
             reason = "refused" if isinstance(error, BatchRefused) else "too_large"
             undelivered = error.undelivered if isinstance(error, BatchRefused) else ()
@@ -206,9 +207,10 @@ class BatchDelivery:
         ranges: list[tuple[int, int]] | None = None,
         undelivered: Sequence[bytes] = (),
     ) -> None:
-        """Put the records in these ranges, or all that are still to be sent, into the dead letters,
-        durably; they count when the block is completed. `undelivered`: what goes there instead of
-        the one record of the range, because a part of it was delivered."""
+        """Write the records in these ranges, or all unsent ones, to the dead letters, durably. They
+        are counted when the block is completed. `undelivered` replaces the only record of the
+        range, if a part of it was delivered.
+        """
         if ranges is None:
             ranges = [(0, block.records)] if block.remaining is None else block.remaining
         count = sum(stop - start for start, stop in ranges)

@@ -1,20 +1,19 @@
-"""A message of a queue, or a record of a topic, with what is about it, as one JSON record.
+"""Wrap a message of a queue, or a record of a topic, with its metadata in one JSON record.
 
     {"transactionId":"...","partition":"...","createdAt":"2026-01-31T12:00:00.123456Z",
      "headers":{...},"payload":...}
 
-Payload and headers are spliced in as they are. `headers` is there even when it is empty. The
-record is what the send queue stores, so dead letters and batches
-of every format keep the headers; a destination that sends each message by itself can take it apart
-again (`http` with `header_prefix`). A queue always does: what a route moves from queue to queue has
-its headers there, whether the route asks for envelopes or not.
+Payload and headers are copied as they are. `headers` is present even if it is empty. The send queue
+stores this record, so dead letters and batches of every format keep the headers. A destination that
+sends each message alone can unwrap it (`http` with `header_prefix`). A queue always does: messages
+that a route moves from queue to queue keep their headers, even without `envelope`.
 
-A record with key, headers and timestamp, for destinations that take those (`topic`, `kafka`):
+A record with key, headers and timestamp, for destinations that store them (`topic`, `kafka`):
 
     {"$record":{"offset":7,"topic":"orders","payload":"...","key":"...","headers":[...],
      "timestamp":1767182400000}}
 
-What `$record` holds is the JSON of records everywhere (`penstock.protocol.records`).
+`$record` has the JSON form of a record (`penstock.protocol.records`).
 """
 
 from urllib.parse import quote
@@ -28,7 +27,7 @@ from penstock.protocol.records import RecordMessage as RecordMessage
 from penstock.protocol.records import message, record_message, record_of
 from penstock.queues.types import Delivered
 
-# As CloudEvents has it for HTTP: printable ASCII stays, but for space, quote and percent.
+# As in CloudEvents over HTTP: printable ASCII stays, except space, quote and percent.
 _PLAIN = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
 _OPENING = b'{"transactionId":'
 _RECORD = b'{"$record":'
@@ -70,8 +69,8 @@ def with_headers(message: Delivered) -> bytes:
 
 
 def parts(record: bytes) -> tuple[bytes, bytes | None]:
-    """Return payload and headers of what `wrap` or `with_headers` made. Any other record (pushed to
-    the route, or queued before there were headers) is a payload.
+    """Return payload and headers of a record from `wrap` or `with_headers`. Any other record is a
+    payload: it was pushed to the route, or queued by a release without headers.
     """
     envelope = unwrap(record) if record.startswith(_OPENING) else None
     if envelope is None:
@@ -83,7 +82,7 @@ def parts(record: bytes) -> tuple[bytes, bytes | None]:
 
 
 def unwrap(record: bytes) -> MessageEnvelope | None:
-    """Return the parts of a record; None when it has no envelope (older versions queued those)."""
+    """Return the parts of a record; None if it has no envelope, as from older releases."""
     try:
         return _decode(record)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -107,7 +106,7 @@ def wrap_payload(topic: str, offset: int, payload: bytes) -> bytes:
 
 
 def unwrap_record(record: bytes) -> NewRecord:
-    """Return the record in an envelope; what is not an envelope is a payload."""
+    """Return the record in an envelope. Without an envelope, it is a payload."""
     if record.startswith(_RECORD):
         try:
             return record_of(_decode_record(record).record)

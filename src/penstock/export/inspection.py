@@ -1,8 +1,8 @@
 """Read a route's directory from outside: its send queue and its dead letters.
 
-Nothing here needs a running broker or takes a lock, so it shows a live queue as of one moment. The
-broker that runs the queue passes the `end` of what is written. Without it, the last block may be
-seen half written.
+This needs no running broker and takes no lock, so it shows a live queue as of one moment. The
+broker that runs the queue passes the `end` of the written stream. Without it, the last block may
+look incomplete.
 """
 
 import json
@@ -30,7 +30,7 @@ from penstock.export.sendqueue import (
 )
 from penstock.io.fs import DISK, Fs
 
-MAX_ATTEMPTS = 5  # at a queue that changes while it is read
+MAX_ATTEMPTS = 5  # if the queue changes while it is read
 
 
 def examine(directory: Path, fs: Fs = DISK, end: int = STREAM_END) -> RouteInspection:
@@ -39,7 +39,7 @@ def examine(directory: Path, fs: Fs = DISK, end: int = STREAM_END) -> RouteInspe
         try:
             return _examine(directory, fs, end)
         except FileNotFoundError:
-            continue  # what was in that chunk is completed meanwhile
+            continue  # all blocks in that chunk were completed in the meantime
     raise Conflict("the queue changes faster than it can be read; pause the route, or try again")
 
 
@@ -73,7 +73,7 @@ def _examine(directory: Path, fs: Fs, end: int) -> RouteInspection:
         problems.append(f"{DEAD_LETTERS}: {letters.count(None)} damaged lines")
     missing = books.queued - records
     if missing:
-        problems.append(f"{missing} records are queued by the books but not on disk")
+        problems.append(f"{missing} records are queued according to {JOURNAL} but not on disk")
     return RouteInspection(
         chunks=chunks,
         waiting_batches=sum(chunk.waiting for chunk in chunks),
@@ -90,7 +90,7 @@ def _examine(directory: Path, fs: Fs, end: int) -> RouteInspection:
 def waiting_records(
     directory: Path, fs: Fs = DISK, end: int = STREAM_END
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (sequence, index, record) of what waits to be delivered, oldest first."""
+    """Yield (sequence, index, record) of the records that wait for delivery, oldest first."""
     books = Books()
     books.replay(Journal(fs, directory).load())
     with closing(ChunkReader(fs)) as reader:

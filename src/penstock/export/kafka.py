@@ -38,7 +38,7 @@ class KafkaCluster:
 
     def cluster_problems(self) -> list[str]:
         problems = [
-            f"brokers holds {address.strip()[:80]!r}, which is not host:port"
+            f"brokers contains {address.strip()[:80]!r}, which is not host:port"
             for address in self.brokers.split(",")
             if not _ADDRESS.fullmatch(address.strip())
         ]

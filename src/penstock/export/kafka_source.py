@@ -1,9 +1,10 @@
-"""A topic of a Kafka cluster as the source of a route, read as a member of a consumer group.
+"""Read a topic of a Kafka cluster as the source of a route, as a member of a consumer group.
 
-Records are put into the send queue as durably as the route promises, and then their offsets are
-committed: a crash in between, or a rebalance, brings records again, and none is left out.
+Records are put into the send queue, with the durability of the route, before their offsets are
+committed. After a crash in between, or a rebalance, some records are read again, but none is
+skipped.
 
-librdkafka's calls block, so a thread of their own makes them.
+librdkafka's calls block, so they run in a thread of their own.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class KafkaSource(SourceReader):
             while True:
                 await self._move(library, consumer, call)
         finally:
-            closing = thread.submit(consumer.close)  # after a poll that was given up
+            closing = thread.submit(consumer.close)  # runs after a poll that was cancelled
             thread.shutdown(wait=False)
             with contextlib.suppress(TimeoutError, library.KafkaException):
                 await asyncio.wait_for(asyncio.wrap_future(closing), ANSWER_SECONDS)
@@ -78,7 +79,7 @@ class KafkaSource(SourceReader):
                 raise Unavailable(message.error().str())
         if not messages and self._failure is not None:
             self._failure = None
-            await call(consumer.list_topics, self._name, ANSWER_SECONDS)  # does it answer again?
+            await call(consumer.list_topics, self._name, ANSWER_SECONDS)  # check the connection
         self.problem = None
         if messages:
             records = [self._record_of(message) for message in messages]
@@ -109,7 +110,7 @@ def _take(consumer: Any, most: int, linger: float) -> list[Any]:
 
 
 def _lag_of(consumer: Any) -> int | None:
-    """Return how many records this member has not read; None when that is not known yet."""
+    """Return how many records this member has not read; None if that is still unknown."""
     total = 0
     for place in consumer.position(consumer.assignment()):
         low, high = consumer.get_watermark_offsets(place, cached=True)

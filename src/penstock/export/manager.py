@@ -1,9 +1,9 @@
-"""Exports: all routes of a process, those of the configuration and those made over the API.
+"""Run all routes of a process: those of the configuration, and those created over the API.
 
-A route made over the API is kept in its own directory (`route.json`), and is there again after a
-restart. A route of the configuration cannot be deleted over the API: it would come back. A route
-that cannot start (a disk that cannot be written, a lock held by another process) is reported and
-tried again until it can; it does not keep the others, or the broker, from running.
+A route created over the API is stored in its directory (`route.json`), and runs again after a
+restart. A route of the configuration cannot be deleted over the API: it would come back. If a route
+cannot start (the disk cannot be written, another process holds its lock), it is reported, and its
+start is repeated. The broker and other routes run meanwhile.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ class Exports:
             name: state["definition"] for name, state in states.items() if state.get("definition")
         }
 
-    # What people do with them
+    # Operations
 
     def names(self) -> list[str]:
         return sorted({*self._routes, *self.failed})
@@ -167,8 +167,8 @@ class Exports:
         raise NotFound(f"no route named {name}")
 
     def taking(self, signal: str) -> ExportRoute:
-        """Return the route that takes a signal at the usual address. While a route cannot start, it
-        may be that one, so exporters are asked to retry.
+        """Return the route that accepts a signal at the standard address. A route that could not
+        start may be the one, so exporters are then asked to retry.
         """
         for route in self._routes.values():
             if signal in route.spec.source.signals:
@@ -198,7 +198,7 @@ class Exports:
     async def waiting_records(
         self, name: str, limit: int, size: int
     ) -> list[tuple[int, int, bytes]]:
-        """Return (sequence, index, record) of what waits, oldest first, about `size` bytes."""
+        """Return (sequence, index, record) of waiting records, oldest first, about `size` bytes."""
         return await self._inspect(
             name, lambda *queue: first_records(waiting_records(*queue), limit, size)
         )
@@ -228,7 +228,7 @@ class Exports:
             except OSError as error:
                 raise StorageFailed(f"route {name} cannot be made: {error}") from error
             try:
-                await route.save()  # or it, and what was pushed to it, is gone after a restart
+                await route.save()  # otherwise it would be missing after a restart
             except PenstockError:
                 await route.stop()
                 raise
@@ -236,12 +236,12 @@ class Exports:
             return route
 
     async def delete(self, name: str, *, force: bool = False) -> None:
-        """Stop the route and remove its directory; with `force` also what it still holds."""
+        """Stop the route and remove its directory; with `force`, even if it still has records."""
         async with self._changing:
             if name in self._configured:
                 raise Conflict(f"route {name} is part of the configuration: remove it there")
             if name in self.failed and force:
-                # Not from under another process.
+                # The lock ensures that no other process runs it.
                 with DirectoryLock(self.directory / name, "send queue"):
                     await self._context.in_pool(self._context.fs.remove_tree, self.directory / name)
                 del self.failed[name]
@@ -259,9 +259,9 @@ def _refuse_loss(route: ExportRoute) -> None:
     leased, dead = route.queue.leased, route.dead_letters.count
     if records := route.queue.books.queued:
         sending = f", {leased} batches of them are being sent" if leased else ""
-        held = f"route {route.name} still holds {records} records{sending}"
-        raise Conflict(f"{held}: drain or purge it, or delete with force")
+        text = f"route {route.name} still has {records} records{sending}"
+        raise Conflict(f"{text}: drain or purge it, or delete with force")
     if dead:
         raise Conflict(
-            f"route {route.name} still holds {dead} dead letters: replay them, or delete with force"
+            f"route {route.name} still has {dead} dead letters: replay them, or delete with force"
         )

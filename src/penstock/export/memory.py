@@ -1,8 +1,8 @@
-"""How much memory there is.
+"""Read the memory limit of the process.
 
-The limit that matters is the smallest one that applies: the cgroup's (version 2 or 1, our own group
-or one above it), or the machine's memory. A container sized by the host's memory would be killed
-long before it is full.
+It is the smallest limit that applies: that of a cgroup (version 2 or 1, our own group or one above
+it), or the machine's memory. A process in a container that used the host's memory as its limit
+would be killed.
 """
 
 from pathlib import Path

@@ -1,11 +1,11 @@
-"""Pause a route: a person asked for it, or its destination denied a batch.
+"""Pause a route, because an operator asked for it or its destination denied a batch.
 
 A destination that denies a batch for a reason that no retry changes (credentials, address) pauses
 the route. Often the reason disappears without a change to the route: a deployment ends, or a token
-is renewed. So while a route is denied, one worker may send one batch from time to time, a probe:
-after `first` seconds, then less and less often, up to every `longest` seconds. If the destination
-does not deny the probe, the route resumes. A route that a person paused stays paused until a person
-resumes it.
+is renewed. So while a route is denied, one worker sends one batch from time to time, a probe: after
+`first` seconds, then at growing intervals of up to `longest` seconds. If the destination does not
+deny the probe, the route resumes. A route that an operator has paused stays paused until an
+operator resumes it.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Pause:
 
     @property
     def denied(self) -> bool:
-        """Return whether the destination, not a person, paused the route."""
+        """Return whether the destination, not an operator, paused the route."""
         return self.next_probe is not None
 
     def begin(self, reason: str, *, denied: bool) -> None:
@@ -43,8 +43,8 @@ class Pause:
         self._changed = asyncio.Event()
 
     async def wait(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until one may send; return True for the probe, unless `leave_probe` leaves it to
-        others.
+        """Wait until a batch may be sent. Return whether it is the probe. While `leave_probe`
+        returns True, the probe is left to other callers.
         """
         while self.reason is not None:
             remaining = None

@@ -1,14 +1,13 @@
-"""How the records of a batch are encoded in a block's body, and how the body is compressed.
+"""Encode and compress the records of a batch as the body of a block.
 
-The encoding is the destination's: what it takes on the wire is what is stored, so that a batch is
-encoded and compressed once.
+The encoding is that of the destination, so a batch is encoded and compressed only once.
 
-    0 frames   each record as 4-byte little-endian length and bytes: any bytes at all
+    0 frames   each record as 4-byte little-endian length and bytes: any bytes
     1 ndjson   one JSON value per line
     2 json     one JSON array
-    3 raw      the body is one record, whatever it is
+    3 raw      the body is one record of any bytes
 
-A record that is not JSON still fits into a JSON body: as a string if it is UTF-8, else as
+In a JSON body, a record that is not JSON becomes a string if it is UTF-8, else
 {"$base64": "..."}.
 """
 
@@ -45,11 +44,13 @@ def join(records: Sequence[bytes], encoding: int) -> bytes:
         return records[0]
     if encoding == JSON:
         body = b"[" + b",".join(records) + b"]"
-        if _holds(body, records, _raw_list.decode):
+        if _contains_exactly(body, records, _raw_list.decode):
             return body
         return b"[" + b",".join(as_json(record) for record in records) + b"]"
     body = b"\n".join([*records, b""])
-    if body.count(b"\n") == len(records) and _holds(body, records, _raw_one.decode_lines):
+    if body.count(b"\n") == len(records) and _contains_exactly(
+        body, records, _raw_one.decode_lines
+    ):
         return body
     lines = [
         msgspec.json.format(record, indent=-1) if b"\n" in record else record
@@ -77,7 +78,7 @@ def as_json(record: bytes) -> bytes:
     """Return `record` if it is JSON, else JSON that contains it."""
     try:
         text = record.decode()
-    except UnicodeDecodeError:  # the decoder does not look into strings
+    except UnicodeDecodeError:  # the decoder does not check strings
         return msgspec.json.encode({"$base64": base64.b64encode(record).decode()})
     try:
         return bytes(_raw_one.decode(record))
@@ -85,18 +86,18 @@ def as_json(record: bytes) -> bytes:
         return msgspec.json.encode(text)
 
 
-def _holds(
+def _contains_exactly(
     body: bytes, records: Sequence[bytes], decode: Callable[[bytes], list[msgspec.Raw]]
 ) -> bool:
-    """Return whether the body is valid and its values are exactly the records: `1,2` between commas
-    would be two.
+    """Return whether the body is valid and its values are exactly the records. (A record `1,2`
+    would become two values.)
 
-    Comparing lengths is enough: if each value is as long as its record, nothing else fits in
-    between.
+    Comparing lengths is sufficient: if each value is as long as its record, there is no room for
+    anything else.
     """
     try:
         if not body.isascii():
-            body.decode()  # the decoder does not look into strings
+            body.decode()  # the decoder does not check strings
         return list(map(len, decode(body))) == list(map(len, records))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
@@ -104,7 +105,7 @@ def _holds(
 
 @cache
 def _codecs() -> dict[int, tuple[Callable[[bytes], Any], Callable[[bytes], Any]]]:
-    import cramjam  # 2 MiB that most brokers do without
+    import cramjam  # imported here, since it needs 2 MiB and most brokers do not use it
 
     return {
         SNAPPY: (cramjam.snappy.compress_raw, cramjam.snappy.decompress_raw),

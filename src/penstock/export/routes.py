@@ -1,6 +1,6 @@
-"""A route: source, send queue, workers and destination of one name, put together and kept running.
+"""A route: create its source, send queue, workers and destination, and run them.
 
-Its directory holds the queue, the dead letters, and what the route remembers (`routestate`).
+Its directory contains the queue, the dead letters and the state (`routestate`).
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class ExportRoute:
         self._reader = None
 
     async def stop(self, deadline: float | None = None) -> None:
-        """Stop by `deadline` (monotonic). What is not delivered is on disk afterwards."""
+        """Stop by `deadline` (monotonic). Undelivered records are on disk afterwards."""
         self._stopping = True
         await cancelled(self._watcher)
         await self._stop_reading()
@@ -147,7 +147,7 @@ class ExportRoute:
     def _refuse_when_closed(self) -> None:
         if self.draining or self._stopping:
             doing = "stopping" if self._stopping else "draining"
-            raise Unavailable(f"route {self.name} is {doing} and takes nothing new")
+            raise Unavailable(f"route {self.name} is {doing} and accepts no new records")
 
     @property
     def paused(self) -> str | None:
@@ -156,7 +156,7 @@ class ExportRoute:
 
     @property
     def draining(self) -> bool:
-        """Return whether a person asked the route to accept no new records."""
+        """Return whether an operator asked the route to accept no new records."""
         return self._state.draining
 
     async def pause(self, reason: str = "by hand") -> None:
@@ -168,13 +168,11 @@ class ExportRoute:
         if self.paused is None:
             reason = f"{self.destination.describe()}: {reason}"
             self._pause.begin(reason, denied=True)
-            log.warning(
-                "route %s is paused and probes its destination now and then: %s", self.name, reason
-            )
+            log.warning("route %s is paused and probes its destination: %s", self.name, reason)
             self._state.save_soon()
 
     def _resumed(self) -> None:
-        log.warning("route %s resumes: the destination does not deny it any more", self.name)
+        log.warning("route %s resumes: the destination no longer denies it", self.name)
         self._state.save_soon()
 
     async def resume(self) -> None:
@@ -213,8 +211,7 @@ class ExportRoute:
                 pushed = await self.queue.push([block])
                 if pushed.dropped:
                     raise Conflict(
-                        f"the send queue of route {self.name} is full; "
-                        "the dead letters stay where they are"
+                        f"the send queue of route {self.name} is full; the dead letters are kept"
                     )
             await self._context.in_pool(self.dead_letters.end_replay)
             return len(letters)

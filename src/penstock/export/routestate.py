@@ -1,11 +1,11 @@
 """The state of a route that survives a restart, in `route.json` of its directory.
 
-paused, refused   why it is paused, and whether its destination denied it; null, false
+paused, refused   why it is paused (null: it is not), and whether its destination denied it
 draining          whether it accepts no new records
-incarnations      of the topic it reads: the n-th is the n-th generation of positions
-life              of its queue: 32 bits made with the queue, part of the keys of batches
+incarnations      of the topic that it reads: the n-th is the n-th generation of positions
+life              of its queue: 32 random bits, which are part of the keys of batches
 holder            48 bits that mark its leases on a queue, so that the next process finds them
-definition        when it was made over the API rather than by the configuration
+definition        of a route that was created over the API
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SAVE_RETRY_SECONDS = 5.0
 
 
 def read_state(context: RouteContext, directory: Path) -> dict[str, Any]:
-    """Return what was saved; nothing, with a log line, if the file is damaged."""
+    """Return the saved state. If the file is damaged, log that and return an empty state."""
     path = directory / STATE
     if not context.fs.exists(path):
         return {}
@@ -42,7 +42,7 @@ def read_state(context: RouteContext, directory: Path) -> dict[str, Any]:
 
 
 class RouteState:
-    """Writes are made one after the other, so the file has the latest state."""
+    """The state of one route. Writes are made one after the other, so the file has the latest."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RouteState:
         self._context = context
         self._pause = pause
         self._definition = definition
-        self.draining = False  # a person asked for it
+        self.draining = False  # requested by an operator
         self.life = 0
         self.holder = 0
         self._incarnations: list[str] = []
@@ -117,7 +117,7 @@ class RouteState:
             self._unsaved = False
 
     async def save_or_retry(self) -> None:
-        """Save, and try again while the disk rejects it. The state applies meanwhile."""
+        """Save the state; repeat that while the disk fails. The state applies meanwhile."""
         try:
             await self.save()
         except StorageError as error:
@@ -132,7 +132,7 @@ class RouteState:
             task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Write the state, if that is possible."""
+        """Write the state, if possible."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
         if self._unsaved:

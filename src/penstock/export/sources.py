@@ -1,25 +1,24 @@
-"""Where a route's records come from: readers that fill the send queue.
+"""Fill the send queue of a route from its source: a topic or a queue.
 
-A topic is read by offset. How far is written into each block itself (`position`), so what is in the
-queue and how far the source was read can never disagree: after a kill the reader resumes exactly
-behind the last block on disk. A topic that was deleted and recreated starts again at 0: the upper
-16 bits of a position count incarnations. A topic that does not exist is not created; the
-reader waits for it.
+A topic is read by offset. Each block has the position after it in the source, so the content of the
+queue and the position in the source always agree: after a kill, the reader resumes exactly after
+the last block on disk. A topic that was deleted and recreated is read from 0: the upper 16 bits of
+a position count incarnations. A topic that does not exist is not created; the reader waits for it.
 
-A damaged place in a topic is read twice, `RETRY_SECONDS` apart, and then passed over: the reader
-resumes where the topic can be read again, and what it passed is dropped{reason="damaged"}. What
-ages out of a topic before it was read is dropped{reason="source_gap"}. Both are booked together
-with the position behind them, so a kill counts nothing twice.
+A damaged place in a topic is read twice, `RETRY_SECONDS` apart, and then skipped: the reader
+resumes at the next readable offset, and the skipped records count as dropped{reason="damaged"}.
+Records that retention deletes before they are read count as dropped{reason="source_gap"}. Both are
+booked together with the position after them, so a kill counts nothing twice.
 
-A queue is read through a consumer group: pop, put into the send queue as durably as the route
-promises, then ack. A crash in between gives the messages out again, and they may then be delivered
-twice. Nothing is popped before there is room for some of it, and while the rest waits for room the
-lease is renewed, so an outage of the destination or of the disk lets no lease run out. Leases are
-taken under the route's own number (`holder`). Between two pops a route holds no lease, so any lease
-of that number is one of a process that was killed, or of an answer that was lost: it is released at
-the start and after each error, so that other consumers need not wait until it expires.
+A queue is read through a consumer group: pop, put into the send queue with the durability of the
+route, then ack. After a crash in between, the messages are leased again and may be delivered twice.
+A pop waits until there is room for some messages. While the others wait for room, their lease is
+renewed, so it does not expire during an outage of the destination or the disk. Leases are taken
+under the route's own number (`holder`). Between two pops a route has no lease. So any lease of that
+number belongs to a killed process or a lost answer. It is released at the start and after each
+error, so that other consumers need not wait until it expires.
 
-Apart from that a reader never drops: when the send queue is full, or the disk is, it waits.
+Otherwise a reader drops nothing: while the send queue or the disk is full, it waits.
 """
 
 import asyncio
@@ -45,29 +44,28 @@ from penstock.export.payload import RAW, join
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import DAMAGED, NEWEST, SOURCE_GAP, Block, SendQueue, records_of
 from penstock.export.spec import Batching, RouteSpec
-from penstock.io.tasks import supervised
+from penstock.io.tasks import RETRY_SECONDS, supervised
 from penstock.protocol.names import partition_label
 from penstock.queues.engine import Queues
 from penstock.queues.types import Ack, Delivered, PopRequest
 from penstock.topics.store import AnyLog, TopicStore
 
 log = logging.getLogger("penstock.export")
-RETRY_SECONDS = 1.0
-MAX_READ_BATCHES = 8  # read and pushed together when the source is far ahead
+MAX_READ_BATCHES = 8  # read and pushed together if the route lags behind
 POLL_SECONDS = 30.0
-LINGER_SECONDS = 5.0  # after which a pop of a killed process has ended in the database
-RELEASE_POPS = 2  # pops before which dead leases are released: the first, and after LINGER_SECONDS
+LINGER_SECONDS = 5.0  # a pop of a killed process has ended in the database after this time
+RELEASE_POPS = 2  # dead leases are released before the first pop, and after LINGER_SECONDS
 RELEASE_TIMEOUT_SECONDS = 2.0
-RENEW_AFTER_SECONDS = 1.0  # of a push, after which its lease is renewed, and then every
-RENEW_EVERY_SECONDS = 20.0
-LEASE_SECONDS = 60  # that a renewed lease lives
+RENEW_AFTER_SECONDS = 1.0  # duration of a push after which its leases are renewed
+RENEW_EVERY_SECONDS = 20.0  # until the next renewal
+LEASE_SECONDS = 60  # duration of a renewed lease
 LAG_SECONDS = 15.0  # between two queries of a queue's lag
 GENERATION_BITS = 48
 OFFSET_MASK = (1 << GENERATION_BITS) - 1
 
 
 def make_blocks(records: list[bytes], encoding: int, batch: Batching) -> list[Block]:
-    """Make as few blocks of the records as the limits of a batch allow, in order."""
+    """Pack the records, in order, into as few blocks as the limits of a batch allow."""
     most = 1 if encoding == RAW else batch.records
     cuts, start, size = [0], 0, 0
     if len(records) > most or sum(map(len, records)) > batch.bytes:
@@ -101,8 +99,8 @@ class SourceReader(ABC):
         self._queue = queue
         self._encoding = encoding
         self._state = state
-        self.problem: str | None = None  # why nothing can be read; None while it can
-        self.damage: str | None = None  # the last damaged place that was passed over
+        self.problem: str | None = None  # why the source cannot be read; None: it can
+        self.damage: str | None = None  # the last damaged place that was skipped
 
     async def run(self) -> None:
         """Fill the send queue until cancelled."""
@@ -119,7 +117,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def lag(self) -> int | None:
-        """Return the number of records that are not read yet; None when it is not known."""
+        """Return the number of records that are not read yet; None if it is unknown."""
 
     async def refresh(self) -> None:  # noqa: B027 nothing to do for a topic
         """Query the lag now, if it needs a query."""
@@ -135,7 +133,7 @@ class SourceReader(ABC):
 
 
 class TopicSource(SourceReader):
-    """Reads one partition of a topic."""
+    """Read one partition of a topic."""
 
     _next: int | None = None  # the offset to read
     _start_was_seen = True  # whether the topic existed when the route started
@@ -153,7 +151,7 @@ class TopicSource(SourceReader):
         topic = self._find()
         offset = self._next
         if offset is None and (position := self._queue.books.position) >= 0:
-            offset = position & OFFSET_MASK  # not reading yet: where the queue ends
+            offset = position & OFFSET_MASK  # before the first read: the end of the queue
         return None if topic is None or offset is None else max(0, topic.next_offset - offset)
 
     async def _read(self) -> None:
@@ -193,7 +191,7 @@ class TopicSource(SourceReader):
                 stop = await topic.read_through(partial(_end_of_damage, topic, offset))
                 if stop == offset or self._damaged_at != offset:
                     self._damaged_at = offset
-                    raise  # it is read once more before anything is given up
+                    raise  # it is read once more before records are skipped
                 why = f"are damaged and were not exported: {error}"
                 offset = await self._pass_over(generation, offset, stop, DAMAGED, why)
             else:
@@ -203,8 +201,8 @@ class TopicSource(SourceReader):
             self._next = offset
 
     def _read_ahead(self, topic: AnyLog, offset: int) -> list[Any]:
-        """Return a few batches, up to a damaged place; raise `Damaged` if they begin with one. An
-        empty batch means that no record has the offsets up to the end.
+        """Return a few batches, up to a damaged place. Raises Damaged if the first read is damaged.
+        An empty batch means that the remaining offsets have no records.
         """
         batches: list[Any] = []
         while len(batches) < MAX_READ_BATCHES:
@@ -244,14 +242,14 @@ class TopicSource(SourceReader):
 
     def _first(self, topic: AnyLog) -> int:
         start = self._spec.source.start
-        if start == "latest":  # of a topic that came later, everything is
+        if start == "latest":  # all records of a topic that was created later
             return topic.next_offset if self._start_was_seen else topic.first_offset
         return int(start) if start.isdigit() else topic.first_offset
 
     async def _pass_over(
         self, generation: int, start: int, stop: int, reason: int, why: str
     ) -> int:
-        """Book offsets that cannot be read as dropped; return where reading resumes."""
+        """Book unreadable offsets as dropped. Return where reading resumes."""
         text = f"offsets {start} to {stop - 1} of topic {self._name} {why}"
         await self._queue.pass_over(stop - start, reason, generation << GENERATION_BITS | stop)
         log.error("route %s: %s", self._spec.name, text)
@@ -261,7 +259,7 @@ class TopicSource(SourceReader):
 
 
 def _end_of_damage(topic: AnyLog, offset: int) -> int:
-    """Return where a topic damaged at `offset` can be read again; `offset` if that is not known."""
+    """Return the next readable offset after damage at `offset`; `offset` if it is unknown."""
     while offset < topic.next_offset:
         try:
             topic.read(offset, 1, 1)
@@ -275,7 +273,7 @@ def _end_of_damage(topic: AnyLog, offset: int) -> int:
 
 
 async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) -> None:
-    """Push all blocks, however long the queue or the disk is full."""
+    """Push all blocks. Wait without a limit while the queue or the disk is full."""
     while blocks:
         most = max(1, queue.settings.max_size // 4)
         part: list[Block] = []
@@ -299,8 +297,8 @@ async def push_patiently(queue: SendQueue, blocks: list[Block], clock: Clock) ->
 
 
 class QueueSource(SourceReader):
-    closed = False  # as a consumer of the queue: it has no connection that could end
-    _lag: int | None = None  # messages that are not acknowledged, as of the last query
+    closed = False  # as a consumer of the queue, it has no connection that could close
+    _lag: int | None = None  # unacknowledged messages at the last query
 
     @property
     def _queues(self) -> Queues:
@@ -315,7 +313,7 @@ class QueueSource(SourceReader):
         try:
             self._lag = await self._queues.groups.lag(self._name, self._spec.source.group)
         except PenstockError:
-            self._lag = None  # no such group yet, or the database does not answer
+            self._lag = None  # the group does not exist yet, or the database does not answer
 
     async def watch(self) -> None:
         while True:
@@ -327,7 +325,7 @@ class QueueSource(SourceReader):
         while True:
             if releases:
                 await self._release()
-            # A lease must not run out while a push waits.
+            # A lease must not expire while a push waits.
             if self._queue.settings.full_behavior == "block":
                 await self._queue.room(min(self._batch.bytes, self._queue.max_bytes // 4))
             request = PopRequest(

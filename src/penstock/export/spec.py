@@ -10,16 +10,15 @@
         batch: {records: 1000, bytes: 1Mi, linger: 50ms}
         queue: {...}, overrides of `exporter.queue` for this route
 
-A route with a source has `full_behavior: block` unless it says otherwise: what does not fit stays
-safe in the source. Its queue stores what its destination takes compressed, unless
-`queue.compression` says otherwise.
+A route with a source has `full_behavior: block` by default: records that do not fit stay in the
+source. By default, its queue has the compression of its destination (`queue.compression`).
 
-A route to `otlp` or `remote_write` takes requests of telemetry exporters: always at an address with
-its name, and with `source.otlp` or `source.remote_write` also at the usual one, which one route can
-have.
+A route to `otlp` or `remote_write` accepts requests of telemetry exporters at an address with its
+name. With `source.otlp` or `source.remote_write`, it also accepts them at the standard address,
+which only one route can have.
 
-A definition that cannot work is refused here, before anything runs. Otherwise the route would retry
-forever or make a dead letter of every record.
+A definition that cannot work is refused here, before the route runs. Otherwise the route would
+retry forever, or every record would become a dead letter.
 """
 
 import logging
@@ -71,7 +70,7 @@ class SourceSpec:
 
     @property
     def signals(self) -> frozenset[str]:
-        """Return the signals that it takes at the usual addresses of telemetry."""
+        """Return the signals that it accepts at the standard addresses of telemetry."""
         named = {word.strip() for word in self.otlp.split(",")} - {""}
         samples = {SAMPLES} if self.remote_write else set()
         return frozenset((set(SIGNALS) if named == {"all"} else named) | samples)
@@ -111,7 +110,7 @@ class RouteSpec:
     batch: Batching
     target: Target
     queue: SendQueueSettings
-    remote: bool = False  # it came over the API
+    remote: bool = False  # it was created over the API
 
 
 def parse_routes(config: Config) -> dict[str, RouteSpec]:
@@ -130,7 +129,7 @@ def parse_routes(config: Config) -> dict[str, RouteSpec]:
 
 
 def check_signals(spec: RouteSpec, others: Mapping[str, RouteSpec]) -> None:
-    """Refuse a route that takes a signal of another route at the same address."""
+    """Refuse a route that accepts a signal of another route at the same address."""
     for other in others.values():
         if other.name != spec.name and (both := spec.source.signals & other.source.signals):
             raise ConfigError(
@@ -171,7 +170,7 @@ def parse_route(name: str, tree: Any, defaults: SendQueueSettings) -> RouteSpec:
             "destination.header_prefix needs source.envelope: true, which brings headers"
         )
     if target.fills() in (("topic", parts.source.topic), ("queue", parts.source.queue)):
-        problems.append("it would feed itself: its destination is its source")
+        problems.append("the destination is the source, so the route would feed itself")
     if not parts.batch.records or not parts.batch.bytes:
         problems.append("batch.records and batch.bytes must be at least 1")
     problems += [
@@ -247,11 +246,11 @@ def _telemetry_problems(source: SourceSpec, target: Target) -> list[str]:
 
 
 def telemetry_defaults(takes: str) -> dict[str, Any]:
-    """Return the settings of the send queue of a route that takes telemetry.
+    """Return the settings of the send queue of a route that accepts telemetry.
 
-    When it is full, exporters must get an answer before their own timeout (10 s in OpenTelemetry).
-    Receivers of remote write refuse samples that are older than the last one of their series, so
-    one worker sends the oldest first.
+    If the queue is full, exporters must get an answer before their own timeout (10 s in
+    OpenTelemetry). Receivers of remote write refuse samples that are older than the last one of
+    their series, so one worker sends the oldest first.
     """
     if not takes:
         return {}
@@ -279,8 +278,8 @@ def _queue_problems(queue: SendQueueSettings) -> list[str]:
     problems = []
     if not queue.always_queue:
         problems.append(
-            "always_queue: false is not offered: everything goes through the queue, or a batch "
-            "would be lost when its destination is down"
+            "always_queue: false is not supported: without the queue, a batch would be lost when "
+            "its destination is down"
         )
     problems += [f"{word} must be above 0" for word in _ABOVE_0 if getattr(queue, word) <= 0]
     if queue.backoff.multiplier < 1:

@@ -1,7 +1,6 @@
 """The metrics of export: those of metrics-governor with our prefix, and a few of our own.
 
-All carry the label `route`. Gauges read the routes when someone asks; counters are added to per
-batch.
+All have the label `route`. Gauges read the routes at a scrape; counters are updated per batch.
 """
 
 import math
@@ -12,7 +11,7 @@ from functools import partial
 from penstock.export.clock import Clock
 from penstock.metrics import Counter, Metrics
 
-# What a route shows: gauge (without prefix) to value, or to values by label.
+# The gauges of a route: name (without prefix) to value, or to values by label.
 Gauges = Mapping[str, float | Mapping[str, float]]
 GAUGES = {
     "queue_size": "Batches in the send queue",
@@ -140,7 +139,7 @@ class RouteMetrics:
         self._events = {event: counters[name] for event, name in EVENTS.items()}
         self._route = route
         for name in COUNTERS:
-            self.add(name, 0)  # there before the first event, so that rates can be taken
+            self.add(name, 0)  # create the series before the first event, for rates
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name].add(amount, self._route, *labels)

@@ -4,9 +4,9 @@
     the body of the request, byte for byte as it arrived
 
 `signal` is traces, metrics or logs (OTLP/HTTP), or samples (Prometheus remote write). `type` is the
-Content-Type, `encoding` the Content-Encoding ("": none). What is in the body is the business of the
-exporter and the backend. Only its outermost level is read: to refuse garbage at the door, and to
-cut a request in two when the backend says that it is too large.
+Content-Type, `encoding` the Content-Encoding ("": none). Only the outermost level of the body is
+read, to refuse invalid requests, and to split a request that is too large for the backend. The rest
+concerns only the exporter and the backend.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ class TelemetryRequest(msgspec.Struct, frozen=True):
         return media_type(self.type) == JSON
 
     def is_empty(self, plain: bytes) -> bool:
-        """Check `plain`, the body without its encoding, and tell whether nothing is in it; raises
+        """Check `plain`, the body without its encoding. Return whether it is empty. Raises
         InvalidRequest.
         """
         try:
@@ -61,7 +61,7 @@ class TelemetryRequest(msgspec.Struct, frozen=True):
             raise InvalidRequest(f"The body is not a JSON object: {error}") from None
 
     def halves(self) -> list["TelemetryRequest"]:
-        """Cut the request in two between elements of its outermost lists; [] if that cannot be."""
+        """Split the request between elements of its outermost lists; [] if that is not possible."""
         coding = COMPRESSIONS[self.encoding or "none"]
         plain = decompress(self.body, coding)
         bodies = _json_halves(plain) if self.is_json else _protobuf_halves(plain)

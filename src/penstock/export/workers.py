@@ -6,9 +6,9 @@ A worker waits until the route is not paused, the backoff is over and the breake
 it takes a block. So while a destination is down, workers wait on a timer or an event and hold no
 lease.
 
-Adaptive: once a second the number of workers follows the work there is (Little's law: arrivals
-times latency, plus what it takes to drain the backlog in ten seconds), grows at most twofold, and
-halves when the destination asks for less.
+Adaptive: once a second, the number of workers is adjusted to the work (Little's law: arrivals times
+latency, plus the workers that drain the backlog in ten seconds). It at most doubles, and halves
+when the destination asks for fewer requests.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def next_workers(
     latency: float,
     throttled: bool,
 ) -> int:
-    """Return how many workers to have next."""
+    """Return the next number of workers."""
     if throttled:
         wanted = now // 2
     else:
@@ -77,12 +77,12 @@ class SendWorkers:
         self._on_denied = on_denied
         self._split = settings.pipeline_split
         self._adaptive = settings.adaptive_workers
-        # Prepared batches; the last word says that it is the probe of a paused route.
+        # Prepared batches; the last item is True for the probe of a paused route.
         self._channel: asyncio.Queue[tuple[Block, Prepared | None, bool]] = asyncio.Queue(
             self._split.channel_size or 1
         )
-        self._holding = 0  # senders with a batch in hand that wait to send it
-        self._prepared: dict[int, Block] = {}  # leased (split), and not being sent
+        self._holding = 0  # senders that have a batch and wait to send it
+        self._prepared: dict[int, Block] = {}  # leased blocks (split) that are not being sent
         self.preparers = (self._split.preparer_count or CORES) if self._split.enabled else 0
         if self._split.enabled:
             self.target = (self._split.sender_count or 2 * CORES) * max(
@@ -119,7 +119,7 @@ class SendWorkers:
         return supervised(f"workers of route {self._queue.name}", loop, self._metrics)
 
     def _grow(self) -> None:
-        """Have a worker for every number below the target."""
+        """Start missing workers, so that there is one for every number below the target."""
         for number in range(self.target):
             if number not in self._tasks:
                 self._tasks[number] = task = self._supervised(partial(self._run, number))
@@ -129,7 +129,7 @@ class SendWorkers:
         del self._tasks[number]
 
     def _shrink(self) -> None:
-        """End those above the target that send nothing; the others end when they are done."""
+        """End idle workers above the target. Others end when they have finished their send."""
         for number, task in list(self._tasks.items()):
             if number >= self.target and task not in self._sending:
                 task.cancel()
@@ -160,10 +160,10 @@ class SendWorkers:
             self._queue.give_back(block, attempted=False)
 
     async def _may_send(self, leave_probe: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the route is neither paused nor backing off; True for the probe."""
+        """Wait until the route is neither paused nor backing off. Return True for the probe."""
         probing = await self._pause.wait(leave_probe)
         while self._backoff.remaining > 0:
-            await self._backoff.over()
+            await self._backoff.wait()
             probing = probing or await self._pause.wait(leave_probe)
         return probing
 
@@ -179,7 +179,7 @@ class SendWorkers:
         permit = await self._breaker.admit()
         try:
             if not probing and (self._pause.reason is not None or self._backoff.remaining > 0):
-                return  # paused while we waited for the breaker
+                return  # the route was paused during the wait for the breaker
             block = await self._queue.take()
             if block is not None:
                 await self._deliver(block, permit, probing)
@@ -197,7 +197,7 @@ class SendWorkers:
                 continue
             self.preparing += 1
             try:
-                # A block that was cut already, or cannot be prepared, is left to the sender.
+                # The sender prepares a block that was cut before, or that cannot be prepared here.
                 prepared = (
                     await self._delivery.try_prepare(block) if block.remaining is None else None
                 )
@@ -223,7 +223,7 @@ class SendWorkers:
             self._holding -= 1
             self._prepared.pop(block.sequence, None)
         try:
-            if self._queue.is_leased(block):  # and was not purged while it waited
+            if self._queue.is_leased(block):  # it was not purged during the wait
                 await self._deliver(block, permit, probing, prepared)
         finally:
             self._breaker.release(permit)
@@ -231,7 +231,7 @@ class SendWorkers:
     async def _deliver(
         self, block: Block, permit: int, probing: bool, prepared: Prepared | None = None
     ) -> None:
-        """Deliver the block; its outcome decides whether others may follow."""
+        """Deliver the block, and report the outcome to breaker, backoff and pause."""
         task = asyncio.current_task()
         assert task is not None
         self._sending.add(task)
@@ -245,7 +245,7 @@ class SendWorkers:
         except RetryLater as error:
             self._breaker.failed(permit)
             self._backoff.failed(error.retry_after)
-        except StorageError:  # ours: it says nothing about the destination
+        except StorageError:  # a fault of our disk, not of the destination
             self._backoff.failed()
         finally:
             self._sending.discard(task)

@@ -1,3 +1,1 @@
-"""Files, locks, line journals, disk space and background tasks. Nothing here knows topics or
-queues.
-"""
+"""Files, locks, line journals, disk space and background tasks, for topics, queues and others."""

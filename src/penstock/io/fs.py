@@ -2,8 +2,8 @@
 
 Topics, buffers and send queues never call `os` themselves; they get an `Fs`. `DISK` is a thin layer
 over system calls. The tests' double keeps unsynced data in memory. At a simulated crash it drops,
-tears or reorders that data, or it fails the n-th call with EIO, ENOSPC, a short write or a failed
-fsync. The contract:
+tears or reorders that data. It can also fail the n-th call with EIO, ENOSPC, a short write or a
+failed fsync. The contract:
 
 - Writers append (`File.append`) or replace a whole small file (`Fs.replace`). Nothing seeks, so
   readers and writers never share a file position. Reads name their position (`File.read_at`).
@@ -39,7 +39,7 @@ class File(Protocol):
 
     path: Path
     size: int  # bytes in the file, including those not yet synced
-    poisoned: str | None  # why the file refuses writes; None: it does not
+    poisoned: str | None  # why the file refuses writes; None: it accepts them
 
     def append(self, chunks: Sequence[Bytes]) -> int:
         """Write all chunks at the end, all or nothing; return the position where they begin."""
@@ -139,7 +139,7 @@ class DiskFile:
 
     def append(self, chunks: Sequence[Bytes]) -> int:
         if self.poisoned:
-            raise StorageFailed(f"{self.path.name} takes no more writes: {self.poisoned}")
+            raise StorageFailed(f"{self.path.name} accepts no more writes: {self.poisoned}")
         start = self.size
         total = sum(map(len, chunks))
         try:
@@ -203,7 +203,7 @@ class DiskFile:
             self._fd = -1
 
     def __del__(self) -> None:
-        # the last reference closes the file: a transfer may outlive the cache that opened it
+        # a transfer may outlive the cache that opened the file, so the last reference closes it
         self.close()
 
     def fileno(self) -> int:

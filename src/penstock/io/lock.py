@@ -1,7 +1,7 @@
 """Lock a directory for one process with flock, which the kernel releases when the process dies.
 
 The lock file is never removed: otherwise two processes could lock two files of the same name. Its
-content, the process id of the owner, is only for the error message.
+content, the owner's process id, only serves the error message.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from penstock.errors import Locked
 
 
 class DirectoryLock:
-    """Held from `acquire` to `release`, or to the end of the process."""
+    """A lock that is held from `acquire` to `release`, or to the end of the process."""
 
     def __init__(self, directory: Path, what: str = "directory") -> None:
         self.path = directory / "lock"

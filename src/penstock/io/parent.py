@@ -1,4 +1,4 @@
-"""Notice that the parent process has ended.
+"""Detect that the parent process has ended.
 
 A parent starts a child with a pipe as its standard input and never closes it. The pipe ends when
 the parent ends, for whatever reason, so a killed parent leaves no child behind.

@@ -1,10 +1,10 @@
 """Refuse writes before a disk is full, and report that state.
 
 A reserve stays free for checkpoints, rolls and removals. The free space is queried at most every
-`CHECK_SECONDS`; in between, reserved bytes are subtracted. The first refusal (by us, or by the
-disk) is logged and sets `full` to the reason. `full` is cleared when the refused bytes fit and the
-disk has more room than at the refusal. If a disk refuses although it shows room (a quota), `full`
-is cleared after `QUIET_SECONDS` without a refusal.
+`CHECK_SECONDS`; in between, reserved bytes are subtracted. The first refusal (by this class or by
+the disk) is logged and sets `full` to the reason. `full` is cleared when the refused bytes fit and
+the disk has more free space than at the refusal. If the disk refuses writes although it reports
+free space (a quota), `full` is cleared after `QUIET_SECONDS` without a refusal.
 """
 
 import logging
@@ -33,7 +33,7 @@ class Space:
         self._full: str | None = None
         self._wanted = 0  # bytes that were refused last
         self._refused_at = 0.0
-        self._free_then = 0
+        self._free_then = 0  # free bytes at the first refusal
 
     def take(self, size: int) -> None:
         """Reserve `size` bytes. Raises StorageFull if they do not fit."""

@@ -1,3 +1,3 @@
-"""The append-only log on disk: layout, segments, writer, reader, verification, recovery.
-Knows bytes, not brokers.
+"""The append-only log on disk: layout, segments, writer, reader, verification, recovery. It is
+independent of brokers.
 """

@@ -1,7 +1,8 @@
 """Open the active segment: the part of recovery that both formats share.
 
-The checkpoint and the index vouch for the beginning of the segment; the rest is read. Losses are
-written to `damage.json` before anything is cut, because the cut destroys the only other evidence.
+The beginning of the segment is trusted as far as checkpoint and index cover it; the rest is read.
+Losses are written to `damage.json` before anything is cut, because the cut destroys the only other
+evidence.
 """
 
 import logging
@@ -26,7 +27,10 @@ class EndClaim(NamedTuple):
 
 
 class OpeningSegment(ABC):
-    """`sealed` are the segments before it; `proven` is its base, if a checksum covers it."""
+    """An active segment that is being opened.
+
+    `sealed` are the segments before it. `proven` is its base, if a checksum covers it.
+    """
 
     def __init__(
         self,
@@ -95,8 +99,8 @@ class OpeningSegment(ABC):
     def report_unfinished(self, where: str) -> None:
         self._directory.report(
             "unfinished",
-            f"the last commit, {where}, is not whole and is dropped: it was being written when the "
-            "broker ended, and not acknowledged",
+            f"the last commit, {where}, is incomplete and is dropped: it was being written when "
+            "the broker ended, and was not acknowledged",
         )
 
     def cut(self) -> None:

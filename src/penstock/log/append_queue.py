@@ -23,7 +23,7 @@ from penstock.protocol.kafka_batch import (
     decode_batch,
 )
 
-MAX_PENDING_BYTES = 256 << 20  # queued beyond this, appends are refused
+MAX_PENDING_BYTES = 256 << 20  # appends are refused if more is queued
 
 
 class AppendQueue(ABC):

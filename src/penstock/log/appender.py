@@ -37,6 +37,7 @@ from penstock.errors import (
 from penstock.log.append_queue import AppendQueue
 from penstock.log.commit import Entry, LogCommit
 from penstock.log.context import Context
+from penstock.log.segment import Write
 from penstock.log.segment_store import SegmentStore
 
 log = logging.getLogger("penstock.topics")
@@ -46,10 +47,12 @@ COMMIT_BYTES = 64 << 20
 
 
 class Appender(AppendQueue):
-    """`on_commit` is called once after each commit that readers see."""
+    """The commits of one log. `on_commit` is called with the next offset after each commit that
+    readers see.
+    """
 
     def __init__(
-        self, name: str, context: Context, segments: SegmentStore, on_commit: Callable[[], None]
+        self, name: str, context: Context, segments: SegmentStore, on_commit: Callable[[int], None]
     ) -> None:
         super().__init__(name, segments.format, context.settings.max_record)
         self._context = context
@@ -66,8 +69,8 @@ class Appender(AppendQueue):
     # Committing
 
     def commit(self) -> None:
-        """Start the next step, or leave it to the end of the running one: a preparation if the
-        segments need it, otherwise a write of the queued appends.
+        """Start the next step: a preparation if the segments need it, otherwise a write of the
+        queued appends. If a step runs, its end starts the next one.
         """
         self._scheduled = False
         special = bool(self._between) or self._rescuing
@@ -101,17 +104,20 @@ class Appender(AppendQueue):
             self._end_step()
 
     def _write(self, entries: list[Entry]) -> None:
-        """Write a commit, in the pool if it waits for an fsync or is large, otherwise here."""
+        """Write a commit: in the pool if it is large or waits for an fsync, otherwise here."""
         try:
-            commit = self._put_together(entries)
-            write = commit.write
-            if write.count and (self._context.strict or write.size > INLINE_BYTES):
-                self._segments.writing = True
-                self._segments.start_write(write, partial(self._written, commit))
-                self._running = asyncio.get_running_loop().create_future()
-                return
+            segments = self._segments
+            active = segments.active
+            write = Write(active.end, active.data_size, segments.next_time())
+            commit = LogCommit(self._format, entries, write, segments.producers)
             if write.count:
-                self._segments.write(write)
+                self._context.space.take(write.size)
+                if self._context.strict or write.size > INLINE_BYTES:
+                    segments.writing = True
+                    segments.start_write(write, partial(self._written, commit))
+                    self._running = asyncio.get_running_loop().create_future()
+                    return
+                segments.write(write)
         except StorageError as error:
             self._fail(entries, error)
         except BaseException:
@@ -162,13 +168,6 @@ class Appender(AppendQueue):
         self.pending_bytes -= size
         return taken
 
-    def _put_together(self, entries: list[Entry]) -> LogCommit:
-        segments = self._segments
-        self._context.space.take(sum(entry.size for entry in entries))
-        end, position = segments.active.end, segments.active.data_size
-        time = segments.next_time()
-        return LogCommit(self._format, entries, end, position, time, segments.producers)
-
     def _publish(self, commit: LogCommit) -> None:
         """Make a commit visible to readers, and answer its appends."""
         self._last_used = time.monotonic()
@@ -182,7 +181,7 @@ class Appender(AppendQueue):
             instruments.duplicates.add(commit.duplicates)
         commit.succeed()
         if write.count:
-            self._on_commit()
+            self._on_commit(write.first + write.count)
 
     def _unexpected(self) -> StorageFailed:
         return StorageFailed(f"appending to {self._name!r} failed, see the log")
@@ -209,7 +208,7 @@ class Appender(AppendQueue):
 
     async def between_commits(self, *, roll: bool) -> None:
         """Bring the segments to rest between two commits (`SegmentStore.rest`)."""
-        if self.deleted:  # the directory may be another topic's by now
+        if self.deleted:  # the directory may belong to another topic now
             raise self.gone()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._between.append((future, roll))

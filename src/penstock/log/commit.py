@@ -1,8 +1,8 @@
-"""Putting a commit together: offsets, positions and frames for everything that waits.
+"""Assemble a commit: assign offsets and positions to the queued appends, and encode them.
 
-Neighbouring appends of payloads without a producer share one frame; an append with a producer has
-its own, since that is what recognises it when it is sent again. Repeated and out-of-order batches
-drop out here and cost no write.
+Adjacent appends of payloads without a producer share one frame. An append with a producer has its
+own, which identifies it when it is sent again. Repeated and out-of-order batches are sorted out
+here and cost no write.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from penstock.log.format import Content, SegmentFormat
 from penstock.log.producers import AnyProducer, Producers
 from penstock.log.segment import Write
 
-MAX_SHARED_BYTES = 1 << 20  # of a frame that several appends share: Kafka reads whole frames
+MAX_SHARED_BYTES = 1 << 20  # of a frame of several appends: Kafka's clients read whole frames
 
 
 @dataclass(slots=True)
@@ -26,8 +26,9 @@ class Appended:
 
 
 class Promise(Protocol):
-    """Where the answer to an append goes: an `asyncio.Future`, or something that takes it at once,
-    on the loop, and saves the trip through the loop's queue. It must not raise."""
+    """The receiver of an append's result: an `asyncio.Future`, or an object that handles the result
+    at once, without a further tick of the loop. Its methods must not raise.
+    """
 
     def done(self) -> bool: ...
 
@@ -37,7 +38,7 @@ class Promise(Protocol):
 
 
 class Entry:
-    """One append on its way."""
+    """A queued append."""
 
     __slots__ = ("content", "count", "first", "first_copy", "producer", "promise", "size")
 
@@ -51,7 +52,7 @@ class Entry:
     ) -> None:
         self.content = content
         self.count = count
-        self.size = size  # about: as records
+        self.size = size  # bytes of its records, approximately
         self.producer = producer
         self.promise = promise
         self.first = -1  # its first offset, once it is part of a commit
@@ -83,18 +84,16 @@ class LogCommit:
         self,
         format: SegmentFormat,
         entries: Sequence[Entry],
-        first: int,
-        position: int,
-        time: int,
+        write: Write,
         producers: Producers,
     ) -> None:
         self.entries = entries
-        self.write = Write(first, position, time)
+        self.write = write
         self.duplicates = 0
         self._format = format
         self._producers = producers
-        self._seen: dict[AnyProducer, Entry] = {}  # batches of producers in this very commit
-        self._latest: dict[bytes, AnyProducer] = {}  # the last of each producer, by key
+        self._seen: dict[AnyProducer, Entry] = {}  # batches of producers in this commit
+        self._latest: dict[bytes, AnyProducer] = {}  # the last batch of each producer, by key
         alike: list[Entry] = []
         shared = 0
         for entry in entries:
@@ -126,8 +125,8 @@ class LogCommit:
         self._format.add(self.write, payloads, None)
 
     def _is_old(self, entry: Entry, producer: AnyProducer) -> bool:
-        """Return whether this append needs no write: stored already, twice in here, or out of
-        order.
+        """Return whether this append needs no write: it is stored already, repeated in this commit,
+        or out of order.
         """
         first_copy = self._seen.get(producer)
         if first_copy is not None:
@@ -149,11 +148,13 @@ class LogCommit:
         return False
 
     def succeed(self) -> None:
-        """Answer everything; producers are remembered from here on."""
+        """Answer all appends, and remember their producers."""
         for entry in self.entries:
             if entry.first >= 0:
                 if entry.producer is not None:
                     self._producers.add(entry.producer, entry.first, entry.count, self.write.time)
-                entry.answer(Appended(entry.first, entry.count, False))
+                promise = entry.promise
+                if not promise.done():
+                    promise.set_result(Appended(entry.first, entry.count, False))
             elif entry.first_copy is not None:
                 entry.answer(Appended(entry.first_copy.first, entry.first_copy.count, True))

@@ -1,5 +1,5 @@
-"""What all topics of one store share: disk, pool, clock, settings, instruments, open files and free
-space.
+"""The objects that all topics of a store share: disk, pool, clock, settings, instruments, open
+files and free space.
 """
 
 import resource
@@ -21,11 +21,11 @@ from penstock.metrics import Metrics
 
 
 class OpenFiles:
-    """Segments with open files; past the limit the ones opened longest ago are let go."""
+    """The segments with open files. Above the limit, those opened longest ago are closed."""
 
     def __init__(self, limit: int | None = None) -> None:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # Three files each: a quarter of what the process may open.
+        # A segment has three files. Use a quarter of the process's limit.
         self.limit = limit or max(16, min(1024, soft // 12))
         self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._lock = threading.Lock()  # readers in the pool open files too
@@ -103,17 +103,17 @@ class Context:
     ) -> None:
         self.directory = directory
         self.settings = settings
-        # Whether every commit waits for its fsync, and whether anything does at all.
+        # Whether every commit waits for its fsync, and whether data is ever synced.
         self.strict = settings.fsync in ("always", "group")
         self.durable = settings.fsync != "never"
-        # What the checkpoint of a topic says while it is written to.
+        # The state in the checkpoint of a topic that is being written.
         self.open_state = STRICT if self.strict else RELAXED
         self.fs = fs
         self.pool = pool
         self.clock = clock
         self.metrics = metrics
         self.instruments = Instruments(metrics)
-        self.cache: BlockCache | None = None  # of the tier, when there is one
+        self.cache: BlockCache | None = None  # of the tier, if there is one
         self.open_files = OpenFiles()
         self.space = Space(fs, directory, settings.free_space_reserve, "appends to topics")
         metrics.gauge(
@@ -126,5 +126,5 @@ class Context:
         return int(self.clock() * 1e6)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it in the pool."""
+        """Call the function in the pool."""
         return await in_pool(self.pool, function, *args, **kwargs)

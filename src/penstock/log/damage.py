@@ -1,10 +1,9 @@
-"""What is damaged in a topic: reported once, counted, and kept in `damage.json` when something was
-lost.
+"""Report damage of a topic: log it once, count it, and record losses in `damage.json`.
 
-Recovery writes it when a topic is opened, the scrub while it runs; the admin API and `verify` show
-it. A place in `damage.json` has an `outcome`, `what` in words, and where: `file`, and for lost
-records `lost_from` and `lost_to`; with `base`, `start` and `end` it is a hole in the data of that
-segment.
+Recovery writes the file when a topic is opened, and the scrub while it runs. The admin API and
+`verify` show it. Each place in it has an `outcome`, a description `what`, and the `file`; for lost
+records also `lost_from` and `lost_to`. With `base`, `start` and `end`, it is a hole in the data of
+that segment.
 """
 
 import json
@@ -46,7 +45,7 @@ class DamageReport:
             self._changed = True
 
     def write(self) -> None:
-        """Unless the file says it already."""
+        """Write `damage.json` if it has changed."""
         if self._changed:
             self._fs.replace(
                 self._directory / DAMAGE, json.dumps(self.places, indent=1).encode() + b"\n"
@@ -54,7 +53,7 @@ class DamageReport:
             self._changed = False
 
     def report(self, outcome: str, text: str, **lost: Any) -> None:
-        """Log and count it; with `lost`, note it too."""
+        """Log and count damage. With `lost`, add it to `damage.json`."""
         log.warning("topic %s: %s: %s", label_of(self._directory), outcome, text)
         self._counter.add(1, outcome)
         if lost:
@@ -62,7 +61,7 @@ class DamageReport:
             self._changed = True
 
     def report_lost(self, text: str, file: str, lost_from: int, lost_to: int, **more: Any) -> None:
-        """Records of these offsets are gone: report it, unless it is noted already."""
+        """Report that records of these offsets are lost, unless that was reported before."""
         if not any(
             (place.get("lost_from"), place.get("lost_to")) == (lost_from, lost_to)
             for place in self.places
@@ -71,7 +70,7 @@ class DamageReport:
 
     @property
     def end(self) -> int:
-        """No offset below this one may be given to another record."""
+        """Return the offset below which none may be assigned to another record."""
         ends = (place.get("lost_to", 0) for place in self.places)
         return max((end for end in ends if end < 1 << 62), default=0)
 
@@ -113,10 +112,10 @@ def holes_of(places: list[dict[str, Any]], base: int) -> tuple[tuple[int, int], 
 
 
 def read_places(data: bytes) -> list[dict[str, Any]]:
-    """Return the contents of a `damage.json`; ValueError when it is not one."""
+    """Return the contents of a `damage.json`. Raises ValueError if it is not valid."""
     places = json.loads(data)
     if not isinstance(places, list):
-        raise ValueError(f"{DAMAGE} holds no list")
+        raise ValueError(f"{DAMAGE} does not contain a list")
     return [place for place in places if isinstance(place, dict) and _is_sane(place)]
 
 

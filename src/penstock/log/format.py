@@ -1,9 +1,9 @@
-"""What a format of segments decides: how a commit is encoded, and how what is on disk is recovered.
+"""The interface of a segment format: how commits are encoded, and how segments are recovered.
 
-Two formats: aiq's layout (`penstock.log.aiq`) and Kafka's record batches (`penstock.log.batches`).
-Everything else of a log (commits, fsyncs, rolls, repairs, checkpoints, retention, tier, scrub) asks
-its format and does not know which one it is. Both keep the files of a directory as
-`penstock.log.layout` says; what differs is which files a segment has and what is in them.
+There are two formats: aiq's layout (`penstock.log.aiq`) and Kafka's record batches
+(`penstock.log.batches`). The rest of a log (commits, fsyncs, rolls, repairs, checkpoints,
+retention, tier, scrub) works with either. Both use the files of a directory as described in
+`penstock.log.layout`; they differ in the files of a segment and their content.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from penstock.protocol.kafka_batch import BatchHead, NewRecord
 
 
 class InvalidRecord(InvalidRequest):
-    """A record has what the topic's format has no room for: a key, headers or a null value."""
+    """A record has a key, headers or a null value, which the topic's format cannot store."""
 
 
 class Arrays(NamedTuple):
@@ -45,8 +45,8 @@ class Records(NamedTuple):
     records: Sequence[NewRecord]
 
 
-# What one append brings: payloads in a list, one after another, or of one length in a table;
-# records with keys; or a batch.
+# The content of an append: payloads in a list, joined, or of equal length in a table; records with
+# keys; or a batch.
 Content = list[Bytes] | Arrays | np.ndarray | Records | ReadyBatch
 
 
@@ -63,39 +63,39 @@ class SegmentFormat(Protocol):
     kinds: tuple[str, ...]  # files of a segment, in the order in which a roll renames them
     written: tuple[str, ...]  # files that a commit appends to, in this order
     synced_before: tuple[str, ...]  # of these, files that are synced before the next one is written
-    keyed: bool  # whether it has room for keys, headers, null values and batches
+    keyed: bool  # whether it can store keys, headers, null values and batches
 
     # Writing
 
     def new_segment(self, fs: Fs, directory: Path, base: int, *, sealed: bool) -> Segment: ...
 
     def add(self, write: Write, content: Content, producer: AnyProducer | None) -> None:
-        """Encode what an append brings and add it to the commit."""
+        """Encode the content of an append and add it to the commit."""
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
         """Return the files of a segment that begins with these writes, by kind."""
 
     def companions(self, segment: Segment, mark: Mark, /) -> dict[str, bytes]:
-        """Files that are replaced with each checkpoint, by name; the segment is at `mark`."""
+        """Return the files to replace at a checkpoint, by name. The segment is at `mark`."""
 
     def seals(self, segment: Segment, mark: Mark, /) -> dict[str, bytes]:
-        """Files of a segment that are replaced before it is sealed at `mark`, by kind."""
+        """Return the files to replace before the segment is sealed at `mark`, by kind."""
 
     # Opening
 
     def first_offset(self, data: File) -> int:
-        """Return the offset that a data file begins with, -1 when it cannot be known."""
+        """Return the first offset of a data file; -1 if it is unknown."""
 
     def described_size(self, kind: str, content: bytes) -> int:
-        """Return how much data there is according to a file of this kind."""
+        """Return the size of the data file according to a file of this kind."""
 
     def described_end(self, kind: str, content: bytes) -> int:
-        """Return the offset after the last record that a file of this kind knows of; 0: none."""
+        """Return the offset after the last record according to a file of this kind; 0: none."""
 
     def proven_base(
         self, directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
     ) -> int | None:
-        """Return the first offset of the active segment as something with a checksum tells it."""
+        """Return the first offset of the active segment, if a file with a checksum has it."""
 
     def open_sealed(
         self, directory: TopicDirectory, base: int, following: int | None
@@ -110,7 +110,7 @@ class SegmentFormat(Protocol):
     ) -> ActiveRecovery: ...
 
     def replay(self, producers: Producers, segment: Segment, start: Checkpoint | None) -> None:
-        """Add the batches of a segment; with `start`, those after this checkpoint of it."""
+        """Add the producers of a segment. With `start`, only of batches after this checkpoint."""
 
     # Checking
 

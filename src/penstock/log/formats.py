@@ -1,4 +1,4 @@
-"""The formats of segments, by the name that settings and manifests give them."""
+"""The segment formats by their names in settings and manifests."""
 
 from penstock.log.aiq.format import AIQ
 from penstock.log.batches.format import BATCHES

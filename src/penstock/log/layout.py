@@ -1,7 +1,7 @@
-"""The files of a topic, byte by byte. Everything on disk is little-endian.
+"""The files of a topic, byte by byte. All integers on disk are little-endian.
 
-A topic is a directory `<data_directory>/<topic>/`. The first three files are aiq's,
-to the letter; an unrolled topic of ours is therefore a topic there, and the other way round.
+A topic is a directory `<data_directory>/<topic>/`. The first three files have exactly aiq's format.
+So aiq can read a topic of ours with a single segment, and we can read aiq's topics.
 
     data.log            the active segment: records, one after another
                           0  offset u64 | 8  length u32 | 12  payload
@@ -18,8 +18,8 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
                         flags: 1 = has a producer, 2 = compacted (records were removed from between)
     data-<base>.log, index-<base>.idx, batches-<base>.crc
                         a sealed segment; <base> is its first offset, 20 decimal digits
-    checkpoint          how far the active segment was known to be whole and durable, and the
-                        producers as of then
+    checkpoint          how far the active segment was whole and durable, and the producers at that
+                        time
                           0  magic "PENSTCK1"        56 size of batches.crc u64
                           8  incarnation, 16 bytes   64 time of the last record, microseconds u64
                          24  next offset u64         72 producers u32
@@ -28,24 +28,24 @@ to the letter; an unrolled topic of ours is therefore a topic there, and the oth
                          48  size of index.idx u64   then CRC32C of all before u32
                         a producer: id 16 bytes, time u64, entries u32, then per entry sequence u64,
                         first offset u64, records u32; with 0 records the batch is not in the log,
-                        but the one after it is expected
-                        state: 0 = being written, each commit synced row first; 1 = stopped cleanly,
-                        nothing of ours comes after; 2 = being written, rows and data synced later
+                        but the next one is expected
+                        state: 0 = being written, each commit is synced row first; 1 = stopped
+                        cleanly, no commit follows; 2 = being written, rows and data synced later
     incarnation         text: 32 hexadecimal digits, a space, 8 digits of their CRC32C, a newline
-    archived            text: an offset, a space, 8 digits of its CRC32C, a newline (retention waits
-                        for it when there)
-    policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline (not
-                        there: `delete`)
+    archived            text: an offset, a space, 8 digits of its CRC32C, a newline (if it exists,
+                        retention waits for it)
+    policy              text: `compact` or `delete`, a space, 8 digits of its CRC32C, a newline
+                        (default: `delete`)
     limits              text: a JSON object (`penstock.log.limits`), a space, 8 digits of its
                         CRC32C, a newline: the topic's own retention, largest record, and first
                         offset
-    tier.json           what of the topic lies in an object store, see `penstock.log.tier`
-    damage.json         what recovery or the scrub could not repair, see `penstock.log.damage`
+    tier.json           the segments in an object store, see `penstock.log.tier`
+    damage.json         damage that could not be repaired, see `penstock.log.damage`
     quarantine-<base>-<position>.bin
                         bytes that recovery cut off the end of a segment
     *.new, *.swap, swap-<base>
-                        unfinished work: removed, or for swap-<base> finished, when the topic is
-                        opened
+                        unfinished work: when the topic is opened, swap-<base> is finished, and the
+                        others are removed
 """
 
 import re
@@ -64,11 +64,11 @@ from penstock.protocol.record_batch import RECORD_HEADER as RECORD_HEADER
 DATA, INDEX, BATCHES, METADATA = "data.log", "index.idx", "batches.crc", "metadata.meta"
 CHECKPOINT, INCARNATION, ARCHIVED, DAMAGE = "checkpoint", "incarnation", "archived", "damage.json"
 POLICY, LIMITS, TIER = "policy", "limits", "tier.json"
-DELETE, COMPACT = "delete", "compact"  # what it may say
+DELETE, COMPACT = "delete", "compact"  # policies
 KINDS = (BATCHES, INDEX, DATA)  # the order in which a roll renames them: the data last
 SWAP_PREFIX = "swap-"
-PRIVATE = ".penstock"  # of the data directory, what is not aiq's
-LOGS = "logs"  # where topics have their record batches, by name and partition
+PRIVATE = ".penstock"  # directory of all files that aiq does not have
+LOGS = "logs"  # directory of record batches, by topic and partition
 _SEALED_NAME = re.compile(r"(data|index|batches)-(\d{20})\.(log|idx|crc)")
 
 INDEX_SIZE = 16
@@ -111,14 +111,12 @@ def label_of(directory: Path) -> str:
 
 
 def has_batches(directory: Path) -> bool:
-    """Return whether a log in this directory has record batches: those are in `.penstock/logs`."""
+    """Return whether a log in this directory has record batches. They are in `.penstock/logs`."""
     return directory.parent.parent.name == LOGS and directory.name.isdigit()
 
 
 def log_path(data: Path, label: str) -> Path:
-    """Return where a data directory has the log of this partition, or would have it in aiq's
-    layout.
-    """
+    """Return the directory of this partition's log; if there is none, the one in aiq's layout."""
     topic, partition = split_label(label)
     batches = data / PRIVATE / LOGS / topic / str(partition)
     return data / topic if partition == 0 and not batches.exists() else batches
@@ -138,7 +136,7 @@ def sealed_name(kind: str, base: int) -> str:
 
 
 def parse_sealed(name: str) -> tuple[str, int] | None:
-    """Return the kind and base of a sealed segment's file, or None when the name is not one."""
+    """Return the kind and base of a sealed segment's file; None for any other name."""
     match = _SEALED_NAME.fullmatch(name)
     if match is None:
         return None
@@ -147,7 +145,7 @@ def parse_sealed(name: str) -> tuple[str, int] | None:
 
 
 class BatchRow(NamedTuple):
-    """A row of the sidecar, without the checksum of its own."""
+    """A row of the sidecar, without its own checksum."""
 
     first: int
     records: int
@@ -160,12 +158,17 @@ class BatchRow(NamedTuple):
     crc: int
 
     def pack(self) -> bytes:
-        row = _BATCH_ROW.pack(*self)
-        return row + _CHECK.pack(crc32c(row))
+        return pack_batch_row(*self)
+
+
+def pack_batch_row(*fields: int | bytes) -> bytes:
+    """Encode the fields of a `BatchRow` and the row's own checksum."""
+    row = _BATCH_ROW.pack(*fields)
+    return row + _CHECK.pack(crc32c(row))
 
 
 def parse_batches(data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return the whole rows in `data`, and for each whether its own checksum holds."""
+    """Return the complete rows in `data`, and for each whether it matches its own checksum."""
     count = len(data) // BATCH_SIZE
     rows = np.frombuffer(data, BATCH_TYPE, count)
     view = memoryview(data)
@@ -190,7 +193,7 @@ def pack_checked(text: str) -> bytes:
 
 
 def parse_checked(data: bytes) -> str | None:
-    """Return the text of such a file (`incarnation`, ...), or None when it is damaged."""
+    """Return the text of a file with a checksum (`incarnation`, ...); None if it is damaged."""
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError:
@@ -201,13 +204,13 @@ def parse_checked(data: bytes) -> str | None:
 
 @dataclass(slots=True)
 class ProducerEntry:
-    """What one producer appended lately."""
+    """The recent appends of one producer."""
 
     time: int  # microseconds, of the last entry
     # sequence -> first offset, records; in order
     batches: dict[int, tuple[int, int]] = field(default_factory=dict)
-    last: int = -1  # the last sequence taken; the next one must follow it
-    id: bytes = b""  # as it is on disk, when that is not its key
+    last: int = -1  # the last accepted sequence; the next one must follow it
+    id: bytes = b""  # its id on disk, if that differs from its key
 
 
 @dataclass(slots=True)
@@ -246,7 +249,7 @@ class Checkpoint:
 
     @classmethod
     def parse(cls, data: bytes) -> "Checkpoint | None":
-        """None when the file is not whole: the topic is then scanned instead."""
+        """Decode the file. Return None if it is damaged: the topic is then scanned."""
         if len(data) < _CHECKPOINT.size + 4 or crc32c(data[:-4]) != _CHECK.unpack(data[-4:])[0]:
             return None
         magic, *numbers, count, state = _CHECKPOINT.unpack_from(data)

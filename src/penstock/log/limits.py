@@ -1,6 +1,6 @@
-"""What a topic keeps and takes, where that is its own and not the broker's: the file `limits`.
+"""The limits of one topic that override the broker's settings.
 
-The file is the JSON of `TopicLimits`, with a checksum (`penstock.log.layout`).
+The file `limits` is the JSON of `TopicLimits` with a checksum (`penstock.log.layout`).
 """
 
 import msgspec
@@ -9,7 +9,7 @@ from penstock.log.layout import pack_checked, parse_checked
 
 
 class TopicLimits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """None: as the broker's settings say. Retention of 0: it deletes nothing for this reason."""
+    """A topic's own limits. None means the broker's setting. Retention of 0 deletes nothing."""
 
     retention_age: float | None = None  # seconds
     retention_bytes: int | None = None
@@ -21,7 +21,7 @@ class TopicLimits(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, data: bytes) -> "TopicLimits | None":
-        """None: the file is damaged."""
+        """Decode the file. Return None if it is damaged."""
         text = parse_checked(data)
         try:
             return None if text is None else msgspec.json.decode(text, type=cls)
@@ -29,4 +29,4 @@ class TopicLimits(msgspec.Struct, frozen=True, omit_defaults=True):
             return None
 
 
-KEEP_ALL = TopicLimits(retention_age=0.0, retention_bytes=0)  # when the file cannot be read
+KEEP_ALL = TopicLimits(retention_age=0.0, retention_bytes=0)  # used if the file cannot be read

@@ -134,7 +134,7 @@ class Producers:
             del entry.batches[next(iter(entry.batches))]
 
     def expect(self, producer: AnyProducer, time: int) -> None:
-        """Note that the producer's first batch failed: no later one may take its place."""
+        """Record that the producer's first batch failed, so that no later one takes its place."""
         if producer.key not in self.entries and producer.sequence < SPARSE:
             self.entries[producer.key] = ProducerEntry(
                 time, last=producer.sequence - 1, id=producer.id

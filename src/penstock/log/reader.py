@@ -1,8 +1,8 @@
-"""Reading what is visible of a log, across its segments.
+"""Read the visible part of a log, across its segments.
 
-Reading takes no lock and shares no position; the list of segments is replaced, never changed in
-place, so a reader keeps what it started with while segments are rolled, deleted or compacted, and
-looks again when a file went away.
+Reading takes no lock and shares no position. The list of segments is replaced, never changed in
+place, so a reader keeps its list while segments are rolled, deleted or compacted. If a file is
+gone, it reads again with the new list.
 """
 
 from bisect import bisect_right
@@ -25,10 +25,10 @@ class LogReader:
     def __init__(self, segments: SegmentStore, damage: DamageReport) -> None:
         self._segments = segments
         self._damage = damage
-        self._closed = ""  # why nothing is read any more, if so
+        self._closed = ""  # why reading is refused; empty: it is not
 
     def close(self, reason: str) -> None:
-        """Refuse to read: the log is deleted, and its paths may be another one's by now."""
+        """Refuse to read: the log is deleted, and its paths may belong to another log now."""
         self._closed = reason
 
     def read(
@@ -39,7 +39,7 @@ class LogReader:
         *,
         strict: bool = False,
     ) -> Batch:
-        """Visible records from `offset` on, of one segment; at least one when there is one."""
+        """Return visible records of one segment from `offset` on; at least one, if there is one."""
         batch = self._retrying(
             lambda segments: self._first_of(
                 segments, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
@@ -48,7 +48,7 @@ class LogReader:
         return empty_batch(max(offset, self._segments.active.end)) if batch is None else batch
 
     def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
-        """Return where the visible bytes of the log from `offset` on lie, and in which file."""
+        """Return the file and the position of the visible bytes from `offset` on."""
         raw = self._retrying(
             lambda segments: self._first_of(
                 segments, offset, strict, lambda one, at: one.raw(at, max_bytes)
@@ -62,7 +62,7 @@ class LogReader:
         return self._retrying(lambda segments: _times(segments, offsets))
 
     def records_from(self, offset: int) -> int:
-        """Return how many records lie at and after `offset`; compaction may leave gaps."""
+        """Return the number of records from `offset` on. Compaction may have left gaps."""
         at = max(offset, self._segments.start)
         return self._retrying(lambda segments: sum(one.records_from(at) for one in segments))
 
@@ -74,7 +74,7 @@ class LogReader:
         return max(self._retrying(search), self._segments.first)
 
     def lost_at(self, offset: int) -> dict[str, Any] | None:
-        """Return the damage that cost the record of this offset, if there was any."""
+        """Return the damage by which the record of this offset was lost, if it was."""
         places = (
             place
             for place in self._damage.places
@@ -89,15 +89,15 @@ class LogReader:
         strict: bool,
         read: Callable[[Segment, int], R],
     ) -> R | None:
-        """What `read` returns for the segment that holds `offset` (or what follows it) and the
-        offset to start at there; None when there is nothing from there on.
+        """Call `read` with the first segment that has records from `offset` on, and the offset to
+        start at. Return its result, or None if there are no such records.
         """
         first, end = self._segments.first, self._segments.active.end
         if strict and not first <= offset <= end:
             raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
         if offset < first:
             place = self.lost_at(offset)
-            # unless retention deleted more since: that is passed over
+            # ignore the loss if retention has deleted more since
             if place is not None and place["lost_to"] == first:
                 raise _lost(place, first)
         at = max(offset, first)
@@ -114,17 +114,17 @@ class LogReader:
                 return records
         return None
 
-    def _retrying(self, look: Callable[[tuple[Segment, ...]], T]) -> T:
-        """Call `look` with the segments; again when they were replaced while it looked."""
+    def _retrying(self, read: Callable[[tuple[Segment, ...]], T]) -> T:
+        """Call `read` with the segments. Repeat it if they were replaced in the meantime."""
         while True:
             if self._closed:
                 raise NotFound(self._closed)
             segments = self._segments.all
             try:
-                return look(segments)
+                return read(segments)
             except (Damaged, FileNotFoundError) as error:
                 if segments is not self._segments.all:
-                    continue  # retention or compaction took the file away
+                    continue  # retention or compaction removed the file
                 if isinstance(error, Damaged):
                     raise
                 raise Damaged(f"{Path(str(error.filename)).name} is missing") from error

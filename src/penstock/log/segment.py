@@ -1,12 +1,12 @@
-"""A segment as everyone but its format sees it: its numbers, its files, and what can be read.
+"""The interface of a segment, independent of its format: its numbers, its files, and reading.
 
-The numbers say how much of the files is visible; for the active segment they grow after a commit,
-so a reader never sees what may still vanish. Reads name positions and share no state, so they run
-on the event loop or in a pool while the writer appends.
+The numbers say how much of the files is visible. For the active segment they grow after a commit,
+so a reader never sees data that may still be lost. Reads name their positions and share no state,
+so they run on the event loop or in a pool while the writer appends.
 
-Files are opened on demand and dropped when idle; a reader that still holds one keeps it alive (the
-last reference closes it), so neither retention nor the idle close can pull a file away from under a
-transfer. A segment that lies in the tier has its files from there (`SegmentFiles`).
+Files are opened on demand and dropped when idle. The last reference closes a file, so a reader
+keeps it open, and neither retention nor the idle close can interrupt a transfer. A segment in the
+tier reads its files from there (`SegmentFiles`).
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from penstock.protocol.kafka_batch import KafkaRecord
 
 
 class Batch:
-    """Records read together: one buffer, and where each payload lies in it."""
+    """Records read together: one buffer, and the position of each payload in it."""
 
     __slots__ = (
         "_details",
@@ -55,12 +55,12 @@ class Batch:
         self._details = details
 
     def records(self) -> list[KafkaRecord] | None:
-        """With keys, headers and timestamps; None: the format has only payloads."""
+        """Return records with keys, headers and timestamps; None if the format has no keys."""
         return self._details() if self._details is not None else None
 
     @property
     def keyed(self) -> bool:
-        """Whether the records may have keys, headers and no values."""
+        """Return whether the records may have keys, headers or null values."""
         return self._details is not None
 
     def length(self, i: int) -> int:
@@ -90,7 +90,7 @@ def empty_batch(next_offset: int) -> Batch:
 
 @dataclass(slots=True)
 class Raw:
-    """Whole records, or batches of them, as they lie in the file, for one read."""
+    """Whole records or batches for one read, as a part of the data file."""
 
     first_offset: int
     count: int
@@ -106,7 +106,7 @@ class Raw:
 
 
 class FetchedBatches(NamedTuple):
-    """Record batches as bytes, the first of which holds the offset asked for, or follows it."""
+    """Record batches as bytes. The first one contains the requested offset, or follows it."""
 
     data: bytes
     next_offset: int  # where the next read continues
@@ -124,7 +124,7 @@ class StoredBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Write:
-    """One commit: what goes to each file."""
+    """The bytes that one commit adds to each file, in the order in which the files are written."""
 
     first: int
     position: int = 0  # of its first byte in the data file
@@ -136,7 +136,7 @@ class Write:
     batches: list[StoredBatch] = field(default_factory=list)  # where the format indexes them
 
     def add(self, parts: dict[str, list[Bytes]], count: int, size: int) -> None:
-        """Add records of one append, or of several alike: the bytes for each file."""
+        """Add the bytes for each file, of one append or of several with a common frame."""
         if self.count:
             for kind, chunks in parts.items():
                 self.parts[kind] += chunks
@@ -147,7 +147,7 @@ class Write:
 
 
 class Mark(NamedTuple):
-    """A place in the active segment: everything before it is whole."""
+    """A position in the active segment, at the end of a commit."""
 
     end: int  # the offset there
     rows: int
@@ -165,23 +165,23 @@ class SegmentFiles(Protocol):
     def file(self, kind: str) -> File: ...
 
     def warm(self) -> None:
-        """Prepare for a reader that is about to read them from the beginning."""
+        """Prepare for a reader that is about to read from the beginning."""
 
     def is_near_end(self, remaining: int) -> bool:
-        """Return whether to warm what follows for a reader with so many bytes left to read."""
+        """Return whether to warm the next segment for a reader with so many bytes left to read."""
 
 
 class Fault(NamedTuple):
-    """Something wrong in a sealed segment: what recovery's report would say of it."""
+    """Damage in a sealed segment, in the terms of recovery's report."""
 
     file: str
     position: int
     what: str
-    hole: dict[str, int]  # as in damage.json, when records are lost
+    hole: dict[str, int]  # as in damage.json, if records are lost
 
 
 class SegmentCheck(Protocol):
-    """The check of one sealed segment, in steps. Blocks; one step at a time."""
+    """The check of one sealed segment, in steps that block."""
 
     faults: list[Fault]
     unchecked: int  # bytes that no checksum covers
@@ -191,7 +191,7 @@ class SegmentCheck(Protocol):
 
 
 class Segment(ABC):
-    """What the formats have in common."""
+    """The part of a segment that the formats have in common."""
 
     kinds: tuple[str, ...]  # its files, in the order in which a roll renames them: the data last
 
@@ -225,11 +225,11 @@ class Segment(ABC):
         self.newest = 0  # time of the newest record, microseconds
         self.compacted = False  # records were removed from it
         self.holes: tuple[tuple[int, int], ...] = ()  # damaged byte ranges of data, in order
-        self.elsewhere: SegmentFiles | None = None  # its files, when they lie in the tier
+        self.elsewhere: SegmentFiles | None = None  # its files, if they are in the tier
         self.on_open: Callable[[Segment], None] | None = None  # called when a file is opened
         # called when index and data disagree
         self.on_mismatch: Callable[[Segment], None] | None = None
-        self.broken: str | None = None  # why it takes no more writes, if so
+        self.broken: str | None = None  # why it accepts no more writes; None: it does
         self.pinned = False  # being written: its files stay open
         self._files: dict[str, File] = {}
 
@@ -237,7 +237,7 @@ class Segment(ABC):
 
     @property
     def local(self) -> bool:
-        """Whether its files are on this disk."""
+        """Return whether its files are on this disk."""
         return self.elsewhere is None
 
     def path(self, kind: str) -> Path:
@@ -258,7 +258,7 @@ class Segment(ABC):
         self._files[kind] = file
 
     def forget_files(self) -> None:
-        """Let go of the open files; each closes when its last reader is done."""
+        """Drop the open files. Each is closed when its last reader has finished."""
         self._files = {}
 
     @property
@@ -266,13 +266,13 @@ class Segment(ABC):
         return len(self._files)
 
     def modified(self) -> int:
-        """Return the time of records whose time is unknown, microseconds."""
+        """Return the time to use for records whose time is unknown, in microseconds."""
         if not self.local:
             return self.newest
         return int(self.fs.modified(self.path(DATA)) * 1e6)
 
     def lead_to(self, following: "Segment", next_offset: int) -> None:
-        """Prepare the following segment for a reader that has come to `next_offset`."""
+        """Prepare the following segment if a reader at `next_offset` is near the end of this."""
         if self.elsewhere is not None and following.elsewhere is not None:
             remaining = self.data_size * (self.end - next_offset) // max(1, self.end - self.base)
             if self.elsewhere.is_near_end(remaining):
@@ -282,24 +282,24 @@ class Segment(ABC):
 
     @property
     def dense(self) -> bool:
-        """Whether every offset from `base` to `end` is there."""
+        """Return whether there is a record for every offset from `base` to `end`."""
         return self.end - self.base == self.rows
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """Return the number of bytes of all its files."""
         return sum(self.sizes().values())
 
     def begin_at(self, offset: int) -> None:
-        """Begin with this offset; it has no records."""
+        """Set the first offset of a segment without records."""
         self.base = self.end = offset
 
     def mark(self) -> Mark:
-        """Return the place where it ends now."""
+        """Return its present end."""
         return Mark(self.end, self.rows, self.newest, self.sizes())
 
     def take(self, mark: Mark) -> None:
-        """End there."""
+        """Set its end to `mark`."""
         self.end, self.rows, self.newest = mark.end, mark.rows, mark.newest
         self.data_size = mark.data_size
         self.take_sizes(mark.sizes)
@@ -310,17 +310,17 @@ class Segment(ABC):
 
     @abstractmethod
     def take_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Set how much is visible of files that were not written here."""
+        """Set how much is visible of files that this object has not written."""
 
     @abstractmethod
     def extend(self, write: Write) -> None:
-        """Make a commit visible that was written at the end."""
+        """Make a commit visible, which was written at the end."""
 
     # Reading
 
     @abstractmethod
     def read(self, offset: int, max_records: int, max_bytes: int) -> Batch:
-        """At least one record if there is one at or after `offset`, however large it is."""
+        """Read records. If there is one at or after `offset`, return at least one of any size."""
 
     @abstractmethod
     def raw(self, offset: int, max_bytes: int) -> Raw:
@@ -328,12 +328,12 @@ class Segment(ABC):
 
     @abstractmethod
     def records_from(self, offset: int) -> int:
-        """Return how many records lie at and after `offset`."""
+        """Return the number of records from `offset` on."""
 
     @abstractmethod
     def times(self, offsets: np.ndarray) -> np.ndarray:
-        """Return the times of these records, microseconds; the file's modification time where
-        unknown.
+        """Return the times of these records in microseconds; if unknown, the file's modification
+        time.
         """
 
     @abstractmethod

@@ -1,13 +1,12 @@
 """The segments of a topic and how much of them is durable: fsyncs, rolls, repairs, checkpoints.
 
-Under `interval` what is answered but not yet synced is also kept in memory, so that a failed fsync
-loses nothing while the process lives: the segment is closed and a new one is started from that
-memory (see `penstock.log.writer`).
+Under `interval`, acknowledged data that is not yet synced is also kept in memory. So a failed fsync
+loses nothing while the process lives: the segment is closed, and a new one is started from memory
+(see `penstock.log.writer`).
 
-The event loop owns all state; only disk work leaves it. One task may run in the background: the
-fsync of `interval`, or a checkpoint. Whatever writes, rolls or repairs is called by one task at a
-time, the commit loop (`penstock.log.appender`); files are renamed only after the
-background task has ended.
+The event loop owns all state; only disk work runs elsewhere. One task may run in the background:
+the fsync of `interval`, or a checkpoint. Only the commit loop (`penstock.log.appender`) writes,
+rolls and repairs, one step at a time. Files are renamed only after the background task has ended.
 """
 
 import asyncio
@@ -17,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.errors import StorageError
+from penstock.io.tasks import RETRY_SECONDS
 from penstock.log.context import Context
 from penstock.log.layout import BATCHES, CLEAN, INDEX, Checkpoint
 from penstock.log.recovery import RecoveredTopic
@@ -25,16 +25,15 @@ from penstock.log.writer import SegmentWriter
 
 log = logging.getLogger("penstock.topics")
 
-MAX_UNSYNCED_BYTES = 64 << 20  # held in memory under `interval` before appends wait for the fsync
-CHECKPOINT_BYTES = 64 << 20  # written since the last checkpoint: bounds what a restart scans
+MAX_UNSYNCED_BYTES = 64 << 20  # in memory under `interval`; beyond it, appends wait for the fsync
+CHECKPOINT_BYTES = 64 << 20  # between checkpoints; bounds the scan after a restart
 CHECKPOINT_RECORDS = 1 << 20
-RETRY_SECONDS = 1.0
-UNKNOWN = -1  # what the checkpoint on disk says of the active segment
+UNKNOWN = -1  # state: the checkpoint on disk does not describe the active segment
 
 
 class SegmentStore:
-    """`on_broken` is called when the commit loop must run to repair a segment: answered records are
-    only in memory and in a broken one.
+    """The segments of one log. `on_broken` is called when the commit loop must repair a segment,
+    because acknowledged records are only in memory and in a broken segment.
     """
 
     def __init__(
@@ -48,13 +47,14 @@ class SegmentStore:
         self._name = name
         self._context = context
         self.format = recovered.format
+        self._relaxed = context.settings.fsync == "interval"
         self._incarnation = bytes.fromhex(recovered.incarnation)
         self._on_broken = on_broken
         # In order of offsets, the active one last. Replaced, never changed in place: a reader keeps
         # the tuple it started with.
         self.all = recovered.segments
-        self.active = self.all[-1]  # readers see what is below its end
-        self.start = recovered.limits.start  # what lies before this offset was deleted
+        self.active = self.all[-1]  # readers see the offsets below its end
+        self.start = recovered.limits.start  # records before this offset were deleted
         self.producers = recovered.producers
         self.writing = False  # the commit loop runs: the active segment's files stay open
         self.background: asyncio.Task[None] | None = None  # an fsync or a checkpoint
@@ -62,14 +62,14 @@ class SegmentStore:
         for segment in self.all:
             self._adopt(segment)
         self._writer = SegmentWriter(self.format, context.fs, directory, self.active)
-        self.last_time = max(segment.newest for segment in self.all)  # that a commit was given
-        self._synced = self.active.mark()  # under `interval` everything before it is durable
-        # Answered and not covered by an fsync: kept in memory under `interval`.
+        self.last_time = max(segment.newest for segment in self.all)  # of the last commit
+        self._synced = self.active.mark()  # under `interval`, all data before it is durable
+        # Acknowledged commits that no fsync covers: kept in memory under `interval`.
         self._unsynced: list[Write] = []
         self._unsynced_bytes = 0
-        self._syncing: list[Write] = []  # what the running fsync covers
+        self._syncing: list[Write] = []  # the commits that the running fsync covers
         self._timer: asyncio.TimerHandle | None = None  # of the next fsync
-        # As of the last checkpoint, which may be of the segment before the active one.
+        # At the last checkpoint, which may be of the previous segment.
         self._checkpointed_bytes = recovered.checkpointed
         self._checkpointed_rows = self.active.rows
         self._state = recovered.state if recovered.checkpointed >= 0 else UNKNOWN
@@ -77,7 +77,7 @@ class SegmentStore:
 
     @property
     def first(self) -> int:
-        """The first offset that readers see."""
+        """Return the first offset that readers see."""
         return max(self.all[0].base, min(self.start, self.active.end))
 
     @property
@@ -89,11 +89,11 @@ class SegmentStore:
         segment.on_mismatch = self._note_mismatch
 
     def _note_mismatch(self, segment: Segment) -> None:
-        segment.on_mismatch = None  # once is enough
+        segment.on_mismatch = None  # report it only once
         self._context.instruments.damage.add(1, "walked")
         log.warning(
-            "topic %s: index and data of segment %d disagree, `verify` says where; "
-            "reading without the index there",
+            "topic %s: index and data of segment %d disagree, so it is read without the index; "
+            "`verify` shows the place",
             self._name,
             segment.base,
         )
@@ -110,8 +110,8 @@ class SegmentStore:
         )
 
     async def prepare(self, size: int) -> None:
-        """Repair what is broken, roll what is full, sync what is too much, and let the checkpoint
-        on disk say that the segment is being written.
+        """Repair a broken segment, roll a full one, sync if too much is unsynced, and write a
+        checkpoint with the state of a segment that is being written.
         """
         if self.active.broken:
             await self.repair()
@@ -131,20 +131,19 @@ class SegmentStore:
             await self._write_checkpoint()
 
     def next_time(self) -> int:
-        """Return the append time of a commit; no two commits have the same."""
+        """Return the append time of a commit, which differs from all earlier ones."""
         self.last_time = max(int(self._context.clock() * 1e6), self.last_time + 1)
         return self.last_time
 
     def write(self, write: Write) -> None:
-        """Write on the event loop what waits for no fsync."""
-        self.active.pinned = True
+        """Write a commit on the event loop, without an fsync."""
         self._writer.write(write, sync=False)
 
     def start_write(self, write: Write, done: Callable[[BaseException | None], None]) -> None:
-        """In the pool, with the fsyncs it has to wait for; then call `done` on the loop.
+        """Write a commit in the pool, with the fsyncs of the policy; then call `done` on the loop.
 
-        No future is made and no task is woken up: of all ways to have a thread do it this is the
-        cheapest (docs/decisions/storage.md).
+        This creates no future and wakes no task, which is the cheapest way to use a thread
+        (docs/decisions/storage.md).
         """
         self.active.pinned = True
         write.started = time.perf_counter()
@@ -159,14 +158,15 @@ class SegmentStore:
         error: BaseException | None = None
         try:
             self._writer.write(write, self._context.strict)
-        except BaseException as caught:  # noqa: BLE001 - the loop deals with it
+        except BaseException as caught:  # noqa: BLE001 - `done` handles it on the loop
             error = caught
         loop.call_soon_threadsafe(done, error)
 
     def publish(self, write: Write) -> None:
-        """Show a commit to readers that satisfied the fsync policy."""
+        """Make a commit visible to readers, once it satisfies the fsync policy."""
         self.active.extend(write)
-        if self._context.settings.fsync == "interval":
+        if self._relaxed:
+            self.active.pinned = True  # its next fsync must be that of the same open files
             self._unsynced.append(write)
             self._unsynced_bytes += write.size
             if self.background is None:
@@ -175,7 +175,6 @@ class SegmentStore:
             seconds = time.perf_counter() - write.started
             self._context.instruments.sync_seconds.observe(seconds)
         self._checkpoint_if_due()
-        self.release()
 
     def release(self) -> None:
         """Let the active segment's files be closed, unless they are still needed."""
@@ -215,7 +214,7 @@ class SegmentStore:
             self.release()
 
     async def _sync(self) -> None:
-        """One fsync over everything visible; what a failed one should cover stays in memory."""
+        """Sync all visible data. If the fsync fails, its commits stay in memory."""
         mark = self.active.mark()
         self._syncing, self._unsynced = self._unsynced, []
         size, self._unsynced_bytes = self._unsynced_bytes, 0
@@ -243,8 +242,8 @@ class SegmentStore:
             await asyncio.wait([self.background])
 
     async def _stop_syncing(self) -> None:
-        """Before the active segment changes: an fsync that began in between would take its mark of
-        the segment before for one of the next, and its writes for writes to the next.
+        """Stop syncing before the active segment changes. An fsync that began in between would
+        apply its mark and its commits to the wrong segment.
         """
         await self._wait_for_background()
         self._cancel_timer()
@@ -255,7 +254,7 @@ class SegmentStore:
     # Repairing, rolling, replacing
 
     def _rescue(self) -> None:
-        """Have the broken segment repaired if records wait in memory: do not wait for an append."""
+        """Ask for a repair of the broken segment if acknowledged records are only in memory."""
         if self._unsynced and not self._abandoned:
             self._on_broken()
 
@@ -264,8 +263,7 @@ class SegmentStore:
         await self._stop_syncing()
         reason = self.active.broken
         carried = self._unsynced
-        relaxed = self._context.settings.fsync == "interval"
-        durable = self._synced if relaxed else self.active.mark()
+        durable = self._synced if self._relaxed else self.active.mark()
         base = carried[0].first if carried else self.active.end
         try:
             sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)
@@ -293,11 +291,11 @@ class SegmentStore:
         for segment in added:
             self._adopt(segment)
         self._synced = self.active.mark()
-        self._state = UNKNOWN  # the checkpoint still speaks of the segment before
+        self._state = UNKNOWN  # the checkpoint still describes the previous segment
 
     async def rest(self, *, roll: bool) -> None:
-        """Between commits: no segment is broken, and the checkpoint on disk speaks of the active
-        one. With `roll` that is a new one, unless it is empty.
+        """Bring the segments to rest between commits: repair a broken one, and let the checkpoint
+        on disk describe the active one. With `roll`, replace an active one that has records.
         """
         if self.active.broken:
             await self.repair()
@@ -307,7 +305,7 @@ class SegmentStore:
             await self._mark_open()
 
     async def _roll(self) -> None:
-        """Nothing is being written to the segment it seals."""
+        """Seal the active segment, to which nothing is being written, and start a new one."""
         await self._stop_syncing()
         active = self.active
         if not active.rows:
@@ -325,15 +323,16 @@ class SegmentStore:
         await self._write_checkpoint()
 
     async def skip_to(self, offset: int) -> None:
-        """Let the active segment, which is empty, begin here."""
+        """Let the active segment, which is empty, begin at `offset`."""
         active = self.active
         active.begin_at(offset)
         self._synced = active.mark()
         await self._write_checkpoint()
 
     async def drop(self, segments: Sequence[Segment]) -> None:
-        """Forget the oldest segments and remove their files. When none is left beside an empty
-        active one, the checkpoint is what remembers the next offset, so it is written first."""
+        """Forget the oldest segments and remove their files. If only an empty active one is left,
+        just the checkpoint has the next offset, so it is written first.
+        """
         gone = set(map(id, segments))
         if not self.active.rows:
             await self._write_checkpoint()
@@ -344,24 +343,24 @@ class SegmentStore:
                 await self._context.run(remove_files, segment)
 
     async def replace_local(self, segment: Segment, tiered: Segment) -> None:
-        """From here on it is read from the tier, and its files go."""
+        """Read the segment from the tier from now on, and remove its files."""
         self.replace([segment], tiered)
         await self._context.run(remove_files, segment)
 
     def attach(self, tiered: Sequence[Segment]) -> None:
-        """Segments that lie in the tier only, which was not known when the topic was opened."""
+        """Add segments that are in the tier only and were unknown when the topic was opened."""
         sealed = sorted([*tiered, *self.all[:-1]], key=lambda segment: segment.base)
         self.all = (*sealed, self.all[-1])
 
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
-        """Another segment takes the place of these, for readers through its open files."""
+        """Replace segments by another one. Its files stay open for readers."""
         at = self.all.index(old[0])
         self.all = (*self.all[:at], fresh, *self.all[at + len(old) :])
         self._adopt(fresh)
         if fresh.local:
             self._context.open_files.opened(fresh)
         for segment in old:
-            # a reader may meet files of both, and looks again
+            # a reader may see files of both; it then reads again
             segment.on_mismatch = None
             self._context.open_files.closed(segment)
 
@@ -382,7 +381,7 @@ class SegmentStore:
         try:
             await self._write_checkpoint()
         except StorageError as error:
-            log.warning("topic %s: no checkpoint could be written: %s", self._name, error)
+            log.warning("topic %s: the checkpoint could not be written: %s", self._name, error)
         finally:
             self.background = None
             if self.active.broken:
@@ -392,16 +391,16 @@ class SegmentStore:
             self.release()
 
     async def checkpoint(self) -> None:
-        """Note how far the active segment is durable; only when nothing is being written."""
+        """Write a checkpoint if the last one is out of date. Nothing may be being written."""
         if self.active.data_size != self._checkpointed_bytes or self._state != CLEAN:
             await self._write_checkpoint(CLEAN)
             self._clear_unsynced()
 
     async def _write_checkpoint(self, state: int | None = None) -> None:
-        """One at a time, so that the last one written is the last one asked for.
+        """Write a checkpoint, one at a time, so that the last one requested is written last.
 
-        While the state on disk is being changed it counts as unknown, and a commit that wants
-        another one waits.
+        While the state on disk is being changed it counts as unknown, and a commit that needs
+        another state waits.
         """
         wanted = self._context.open_state if state is None else state
         async with self._checkpointing:
@@ -432,7 +431,7 @@ class SegmentStore:
     # Ending
 
     async def stop(self) -> None:
-        """Make everything durable and note how far."""
+        """Make everything durable and write a checkpoint."""
         self._cancel_timer()
         if self.active.broken:
             await self.repair()
@@ -448,7 +447,7 @@ class SegmentStore:
             self._timer = None
 
     def close(self) -> None:
-        """Let go of the files, and of what could not be made durable."""
+        """Close the files, and drop data that could not be made durable."""
         self._cancel_timer()
         self._clear_unsynced()
         for segment in self.all:
@@ -460,6 +459,6 @@ def remove_files(segment: Segment) -> None:
     """Remove the data last: its absence beside an index is damage, not an interrupted removal."""
     for kind in segment.kinds:
         segment.fs.remove(segment.path(kind))
-    # here in the pool: the last close of a removed file gives its blocks back
+    # close them here, in the pool: the last close of a removed file frees its blocks
     segment.forget_files()
     segment.fs.sync_dir(segment.directory)

@@ -1,7 +1,7 @@
-"""Reading a topic from the tier alone, without its broker: ranges of records as numpy columns.
+"""Read a topic from the tier, without its broker: ranges of records as numpy columns.
 
-For readers elsewhere (Spark executors) who know from the broker how far they may read, and leave
-what the tier does not have to it.
+Readers on other machines (Spark executors) use it. They get the end offset from the broker, and
+read from the broker what the tier does not have.
 """
 
 from bisect import bisect_right
@@ -25,7 +25,7 @@ CACHE_BYTES = 64 << 20
 
 
 class TierReader:
-    """Close it at the end: it has threads."""
+    """A reader of one tier. Close it at the end: it has threads."""
 
     def __init__(self, address: str) -> None:
         self._store = ObjectStore(address, create=False)
@@ -35,8 +35,8 @@ class TierReader:
         self._cache.close()
 
     def read(self, incarnation: str, start: int, end: int) -> Iterator[Slice]:
-        """Yield the records from `start` up to, not including, `end`, as far as the tier has them
-        without a gap; after that the next ones are to be had from the broker.
+        """Yield the records from `start` up to, not including, `end`, until the first gap in the
+        tier. The broker has the records after it.
         """
         for segment in self._segments(incarnation, start):
             if segment.base >= end:
@@ -44,11 +44,11 @@ class TierReader:
             try:
                 yield from slices(segment, start, end)
             except FileNotFoundError:
-                return  # retention or compaction took it away
+                return  # retention or compaction removed it
 
     def _segments(self, incarnation: str, start: int) -> list[Segment]:
-        """Return the segment that holds `start` and those that follow it without a gap. What
-        compaction removed is none.
+        """Return the segment that contains `start` and those that follow it without a gap. Records
+        that compaction removed are not a gap.
         """
         name = manifest_name(incarnation)
         try:

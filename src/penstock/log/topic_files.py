@@ -233,11 +233,11 @@ class TopicFiles:
             return 0
         return limits.start if limits is not None else 0
 
-    def _retrying(self, look: Callable[[], T]) -> T:
-        """Call `look`. Retry if a file was renamed or deleted since it was listed."""
+    def _retrying(self, read: Callable[[], T]) -> T:
+        """Call `read`. Repeat it if a file was renamed or deleted since it was listed."""
         for attempt in range(MAX_ATTEMPTS):
             try:
-                return look()
+                return read()
             except FileNotFoundError:
                 _back_off(attempt)
         raise Damaged(f"{self.directory}: the segments change faster than they can be listed")

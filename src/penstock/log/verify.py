@@ -1,21 +1,21 @@
-"""Reading everything a topic has on disk and checking it against everything else.
+"""Verify a topic: read all its files and check them against each other.
 
-Works on files alone, so it runs on a stopped broker's directory as well as beside a running one
-(for the latter, pass `until`: the active segment is then checked only up to what was visible). Each
-finding names a file and a position:
+It needs only the files, so it runs on the directory of a stopped broker as well as beside a running
+one. In the latter case pass `until`: the active segment is then checked only up to that offset.
+Each finding names a file and a position:
 
-- records: header, length and offset follow one another; a whole batch matches its CRC32C
-- index rows: each points at the record of its offset, none is missing or left over
-- sidecar rows: each matches its own CRC32C, they follow one another and lie within the data
-- metadata, checkpoint, incarnation, archived, policy, limits: whole, and in agreement with the rest
-- damage.json: offsets that it says are lost, though the files were repaired since
+- records: headers, lengths and offsets are consistent; each batch matches its CRC32C
+- index rows: each points at the record of its offset; none is missing or superfluous
+- sidecar rows: each matches its own CRC32C; they are consecutive and within the data
+- metadata, checkpoint, incarnation, archived, policy, limits: intact and consistent with the rest
+- damage.json: offsets recorded as lost, even if the files were repaired since
 
-A swap or a roll of segments that was interrupted is looked at as it will be when the topic is
-opened. The commit that a kill cut short is reported: the files alone do not distinguish it from
-one that was answered and then lost its end.
+An interrupted swap or roll of segments is verified as it will be after the topic is opened. A
+commit that a kill interrupted is reported: the files do not show whether it was acknowledged and
+then lost its end.
 
-Records without a sidecar row (another server wrote them, or their row is damaged) have no checksum:
-they are counted as `unchecked`, and only their framing is known to be right.
+Records without a sidecar row (written by another server, or with a damaged row) have no checksum.
+They are counted as `unchecked`; only their framing is verified.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def verify(
     until: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Check the topic in this directory. `progress` is called with bytes read and bytes in all."""
+    """Verify the topic in this directory. `progress` gets the bytes read and the total bytes."""
     kind = _BatchVerifier if has_batches(directory) else _Verifier
     if until is None:
         return kind(directory, fs, until, progress).run()
@@ -116,7 +116,7 @@ def verify(
 
 
 def _shape(fs: Fs, directory: Path) -> list[tuple[str, int, float]]:
-    """Return what changes when a sealed file is replaced: names, sizes and times."""
+    """Return names, sizes and times, which change when a sealed file is replaced."""
     files = []
     for name in fs.list_dir(directory):
         if parse_sealed(name.removesuffix(".swap")) is not None or name.startswith(SWAP_PREFIX):
@@ -144,8 +144,8 @@ class _Verifier:
         self._add = self.report.add
         self.total = 0
         self.open_state = False  # the broker did not stop cleanly, or runs
-        self.renamed: dict[str, str] = {}  # names that opening will give, and what has them now
-        self._names = self._list()  # as opening will make them
+        self.renamed: dict[str, str] = {}  # names after the topic is opened, and the present ones
+        self._names = self._list()  # the names after the topic is opened
 
     def run(self) -> VerifyReport:
         names = self._names
@@ -161,7 +161,7 @@ class _Verifier:
         checkpoint = self._checkpoint()
         self.open_state = checkpoint is not None and checkpoint.state != CLEAN
         ours = checkpoint is not None or INCARNATION in names
-        if DATA not in names and f"{DATA}.new" not in names:  # a roll had not come to it
+        if DATA not in names and f"{DATA}.new" not in names:  # no roll was about to create it
             self._add(DATA, 0, "is missing")
         end: int | None = None
         compacted = False
@@ -173,7 +173,7 @@ class _Verifier:
                 and begin != end
                 and not (compacted and begin > end)
             ):
-                self._add(name, 0, f"begins at offset {begin}, the segment before ends at {end}")
+                self._add(name, 0, f"begins at offset {begin}, the previous segment ends at {end}")
             compacted = gaps
             end = last if last is not None else end
         self._small_files(checkpoint, end)
@@ -206,7 +206,7 @@ class _Verifier:
     def _segment(
         self, name: str, base: int | None, ours: bool
     ) -> tuple[int | None, int | None, bool]:
-        """Check one; its first offset, the offset after its last, and whether it was compacted."""
+        """Check a segment. Return its first offset, its end, and whether it was compacted."""
         index_name = INDEX if base is None else sealed_name(INDEX, base)
         batches_name = BATCHES if base is None else sealed_name(BATCHES, base)
         if index_name not in self._names:
@@ -220,13 +220,13 @@ class _Verifier:
             if index_name in self._names:
                 self._index(index_name, name, data, size, first)
             self._batches(name, batches_name, data, size, batches)
-        # what compaction removed may be its first records: then it begins where its name says
+        # compaction may have removed its first records, so its name has the first offset
         return base if first is None or (compacted and base is not None) else first, end, compacted
 
     def _records(
         self, name: str, data: File, base: int | None, gaps: bool
     ) -> tuple[int | None, int | None, int]:
-        """Walk the framing. The size returned leaves out what became visible after `until`."""
+        """Walk the framing. The returned size does not include records from `until` on."""
         size, at, first, expected, count = data.size, 0, None, base, 0
         until = self.until if base is None else None
         unpack = RECORD_HEADER.unpack_from
@@ -310,7 +310,7 @@ class _Verifier:
         if len(beyond):
             i = int(beyond[0])
             if self.until is None or name != DATA:
-                what = f"speaks of bytes {rows['start'][i]} to {rows['end'][i]}, {name} has {size}"
+                what = f"covers bytes {rows['start'][i]} to {rows['end'][i]}, {name} has {size}"
                 self._add(batches_name, i * BATCH_SIZE, what)
             rows = rows[:i]
         ends = np.concatenate([np.zeros(1, np.uint64), rows["end"]])
@@ -330,7 +330,7 @@ class _Verifier:
                 self._add(batches_name, len(rows) * BATCH_SIZE, what)
 
     def _between(self, data: File, start: int, end: int) -> int:
-        """Records in a part of the data that no sidecar row covers."""
+        """Count the records in a part of the data that no sidecar row covers."""
         count = 0
         while 0 <= start <= end - HEADER_SIZE:
             _, start = record_at(data, start, end)
@@ -340,7 +340,7 @@ class _Verifier:
     # The small files
 
     def _noted(self) -> None:
-        """Report records that were lost earlier: repaired files no longer show it."""
+        """Report records that were lost earlier; repaired files no longer show that."""
         if DAMAGE not in self._names:
             return
         try:
@@ -352,7 +352,7 @@ class _Verifier:
             if "lost_from" in place:
                 file, start = place.get("file", DATA), place["lost_from"]
                 end = place.get("lost_to", 0)
-                self._add(file, 0, f"offsets {start} to {end - 1} are lost, as {DAMAGE} says")
+                self._add(file, 0, f"offsets {start} to {end - 1} are lost according to {DAMAGE}")
 
     def _checkpoint(self) -> Checkpoint | None:
         if CHECKPOINT not in self._names:
@@ -389,12 +389,12 @@ class _Verifier:
         if metadata is None:
             self._add(METADATA, 0, "does not have 8 bytes")
         elif not min(noted, next_offset) <= metadata <= next_offset:
-            what = f"says that the next offset is {metadata}, the records say {next_offset}"
+            what = f"has {metadata} as the next offset, the records have {next_offset}"
             self._add(METADATA, 0, what)
 
 
 class _BatchVerifier(_Verifier):
-    """The same for record batches."""
+    """The verification of record batches."""
 
     form = BATCHES_FORMAT
 
@@ -422,7 +422,7 @@ class _BatchVerifier(_Verifier):
     def _batches_of(
         self, name: str, data: File, index: SparseIndex, limit: int | None
     ) -> Iterator[Located]:
-        """Whole batches; anything else is a finding, and the check continues behind it."""
+        """Yield intact batches. Report anything else, and continue after it."""
         size = data.size
         while True:
             for batch in whole_batches(data, index.size, size, index.end, limit=limit):
@@ -454,17 +454,17 @@ class _BatchVerifier(_Verifier):
         if self.until is not None and name == INDEX:
             return  # it may describe more than was visible
         if any(finding.file == data_name for finding in self.report.findings):
-            return  # it is the data that is wrong
+            return  # the data is wrong, not the index
         if name == INDEX:
             rows = actual.rows[: stored.row_count]
             same = np.array_equal(stored.rows, rows) and stored.size <= actual.size
             same &= not actual.size or (stored.base == actual.base and stored.end <= actual.end)
         else:
-            actual.compacted |= stored.compacted  # what is gone cannot be seen
+            actual.compacted |= stored.compacted  # the data does not show what was removed
             same = stored.pack() == actual.pack()
         if not same:
             self._add(name, 0, f"does not match {data_name}")
             self._add(data_name, 0, f"does not match {name}")
 
     def _companions(self, *_: object) -> None:
-        """There are none: the index is checked with its segment."""
+        """Check nothing: the index is checked with its segment."""

@@ -1,18 +1,19 @@
 """The active segment's disk work: write, sync, switch to a new segment, checkpoint.
 
-Everything here blocks and runs one call at a time per topic (the topic sees to it), on the loop for
-small writes that wait for no fsync, in the pool otherwise.
+All methods block, and the topic makes one call at a time: on the event loop for small writes
+without an fsync, otherwise in the pool.
 
-The files of a commit are written in the order that the format says. Under `always` and `group` the
-data is synced at the end, and before it what the format wants durable first: record batches have
-their checksum in the data and need one fsync, aiq's layout has it in a sidecar and needs two
+The format gives the order in which the files of a commit are written. Under `always` and `group`
+the data is synced last, after the files that must be durable before it. Record batches have their
+checksum in the data and need one fsync. aiq's layout has it in a sidecar and needs two
 (docs/decisions/storage.md), so that data on disk implies its checksum on disk.
 
-A failure before the data is synced cuts all files back to where they were. When the cut fails too,
-or an fsync failed (after which the kernel may have dropped the pages, so asking again proves
-nothing), the segment is *broken*: no file of it is written again. `switch` then starts a new
-segment holding what was answered but not yet durable, from memory; the old one ends where it was
-last known durable. What was not answered is not carried over: its producers got the error.
+After a failure before the sync of the data, all files are cut back to their old sizes. If the cut
+fails too, or an fsync fails, the segment is *broken*, and its files are never written again: after
+a failed fsync the kernel may have dropped the pages, so that a retry proves nothing. `switch` then
+starts a new segment from memory, with the data that is acknowledged but not durable. The old one
+ends at its last durable byte. Data that was not acknowledged is dropped: its producers got the
+error.
 """
 
 import contextlib
@@ -34,15 +35,16 @@ class SegmentWriter:
         self.fs = fs
         self.directory = directory
         self.segment = segment
-        # What an unfinished switch still has to do, in order.
+        # The remaining renames of an unfinished switch, in order.
         self._renames: list[tuple[Path, Path]] | None = None
 
     def write(self, job: Write, sync: bool) -> None:
-        files = {kind: self.segment.file(kind) for kind in self.format.written}
-        before = [file.size for file in files.values()]
+        before: dict[str, int] = {}  # sizes of the files, by kind
         try:
-            for kind, file in files.items():
-                file.append(job.parts[kind])
+            for kind, chunks in job.parts.items():
+                file = self.segment.file(kind)
+                before[kind] = file.size
+                file.append(chunks)
                 if sync and kind in self.format.synced_before:
                     self._sync(kind)
         except (StorageFull, StorageFailed) as error:
@@ -51,9 +53,9 @@ class SegmentWriter:
         if sync:
             self._sync(DATA)
 
-    def _undo(self, before: list[int], why: str) -> None:
+    def _undo(self, before: dict[str, int], why: str) -> None:
         try:
-            for kind, size in zip(self.format.written, before, strict=True):
+            for kind, size in before.items():
                 file = self.segment.file(kind)
                 if file.size != size:
                     file.truncate(size)
@@ -71,7 +73,7 @@ class SegmentWriter:
             raise
 
     def sync(self) -> None:
-        """Make what was written durable, as far as it is not a mere hint."""
+        """Make all written files durable, except those that can be rebuilt."""
         self._sync(*self.format.synced_before, DATA)
 
     def sync_all(self) -> None:
@@ -79,7 +81,7 @@ class SegmentWriter:
         self._sync(*self.format.synced_before, *(kind for kind in hints if kind != DATA), DATA)
 
     def checkpoint(self, packed: bytes, companions: Mapping[str, bytes]) -> None:
-        """Sync what the checkpoint speaks of, then write it."""
+        """Sync the files that the checkpoint describes, then write it."""
         self.sync_all()
         for name, data in companions.items():
             self.fs.replace(self.directory / name, data, sync=False)
@@ -88,9 +90,9 @@ class SegmentWriter:
     def switch(
         self, base: int, durable: Mark, carried: Sequence[Write]
     ) -> tuple[Segment | None, Segment]:
-        """Seal the active segment at `durable` and start a new one at `base` holding `carried`.
+        """Seal the active segment at `durable`, and start a new one at `base` with `carried`.
 
-        May be called again after it failed: renames that were done are not repeated.
+        May be called again after a failure: completed renames are not repeated.
         """
         old = self.segment
         fresh = self.format.new_segment(self.fs, self.directory, base, sealed=False)
@@ -117,7 +119,7 @@ class SegmentWriter:
     ) -> list[tuple[Path, Path]]:
         kinds = self.format.kinds
         for kind in reversed(kinds):
-            # of an attempt that failed; new data without a new sidecar is one that recovery ends
+            # left by a failed attempt; recovery completes new data that has no new sidecar
             self.fs.remove(self.directory / f"{kind}.new")
         if old.base != base:
             for kind, data in self.format.seals(old, durable).items():
@@ -155,8 +157,8 @@ class SegmentWriter:
 
 
 def skip_to(form: SegmentFormat, active: Segment, offset: int) -> list[Segment]:
-    """Let the active segment begin at this offset; the one before it, if it has records, and the
-    active one.
+    """Let the active segment begin at this offset. Return the previous one, if it has records, and
+    the active one.
     """
     if not active.rows:
         active.begin_at(offset)

@@ -14,7 +14,7 @@ FIGURES = sql("database_figures")
 
 
 class Holder(msgspec.Struct):
-    """Who holds a transaction open, and for how long."""
+    """The owner and the age of the oldest open transaction."""
 
     seconds: float
     who: str
@@ -26,7 +26,9 @@ class DatabaseCard(msgspec.Struct, rename="camel"):
     oldest_transaction: Holder | None = None
     dead_rows: int | None = None
     wal_per_second: float | None = None
-    messages_per_commit: float | None = None  # pushed and completed ones; None while none moved
+    messages_per_commit: float | None = (
+        None  # messages pushed and completed per commit; None without any
+    )
     connections: int | None = None
     max_connections: int | None = None
 

@@ -1,6 +1,6 @@
-"""Tell how much of the disk is free, and when it will be full.
+"""Measure how much of the disk is free, and estimate when it will be full.
 
-The rate is that of the last hours, so that a short burst is not an alarm. It is known after an
+The rate is that of the last hours, so that a short burst is not an alarm. It is available after an
 hour.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-NOTE_SECONDS = 300.0  # between two notes of the free space
+NOTE_SECONDS = 300.0  # between two samples of the free space
 KEPT_NOTES = 288  # a day
 MIN_WATCHED_SECONDS = 3600.0
 
@@ -22,7 +22,7 @@ Usage = Callable[[Path], tuple[int, int, int]]  # total, used and free bytes, as
 class DiskSpace(msgspec.Struct, rename="camel"):
     free: int  # bytes
     total: int
-    full_in_seconds: float | None  # None: it does not fill up, or was not watched for long enough
+    full_in_seconds: float | None  # None: it does not fill up, or it is not known yet
 
 
 class DiskWatch:
@@ -38,7 +38,7 @@ class DiskWatch:
         self._notes: deque[tuple[float, int]] = deque(maxlen=KEPT_NOTES)  # when, free bytes
 
     def look(self) -> DiskSpace | None:
-        """Sample the disk; None if it cannot be asked."""
+        """Sample the disk; None if that fails."""
         try:
             total, _, free = self._usage(self._directory)
         except OSError:

@@ -1,4 +1,4 @@
-"""Answer questions of people: partitions of a queue by lag, the history of a message, messages by
+"""Answer the Console's queries: partitions of a queue by lag, the history of a message, messages by
 payload, dead letters by error, and rates over days.
 
 Each call reads a bounded number of rows, on the connections for browsing.
@@ -47,7 +47,7 @@ SELECT latency_buckets, latency_counts FROM history
  WHERE minute >= now() - interval '3 minutes' AND latency_buckets IS NOT NULL LIMIT 10000"""
 
 MIN_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
-MAX_PARTITIONS = 1000  # that are searched at for a page
+MAX_PARTITIONS = 1000  # searched per page
 SEARCHED = 2000  # messages of one search
 ROWS_PER_STEP = 250
 MAX_SEARCHED_PAYLOAD = 1 << 20  # bytes; a larger one is not searched
@@ -92,7 +92,7 @@ class Hit(msgspec.Struct, rename="camel"):
 class ListedLetter(msgspec.Struct, rename="camel"):
     """A dead letter with the beginning of its payload."""
 
-    number: int  # by which it is requeued or deleted alone
+    number: int  # to requeue or delete this one
     transaction_id: str
     partition_id: str
     queue: str

@@ -1,4 +1,4 @@
-"""Account for everything that was accepted: the books of each part, and whether they add up."""
+"""Account for everything that was accepted: the counts of each part, and whether they add up."""
 
 from collections.abc import Iterable
 from itertools import pairwise

@@ -60,7 +60,7 @@ class Mending:
             try:
                 count += await self._queues.dead.requeue(Which(id=number))
             except Conflict:
-                continue  # its queue is full or its group was deleted: not counted
+                continue  # the queue is full or the group was deleted: not counted
         return count
 
     async def purge(self, numbers: list[int]) -> int:

@@ -28,14 +28,14 @@ LOW_DISK = 0.05  # of the disk's size
 MANY_FILES = 0.9  # of those that the process may open
 MAX_REASON = 200  # characters
 
-Wrong = tuple[str, str, float | None]  # the text, the path of the view, since when if it is known
+Wrong = tuple[str, str, float | None]  # the text, the path of the view, since when if known
 
 
 class Problem(msgspec.Struct):
     level: str  # error or warning
     text: str
     since: float | None  # milliseconds since 1970
-    path: str  # of the view where it is mended
+    path: str  # of the view where it can be fixed
 
 
 class Problems:
@@ -68,11 +68,11 @@ class Problems:
     def _errors(self, routes: list[RouteStatus]) -> Iterator[Wrong]:
         broker = self._broker
         if not broker.database.healthy:
-            yield f"PostgreSQL is away: {broker.database.problem}", "/buffers", None
+            yield f"PostgreSQL is down: {broker.database.problem}", "/buffers", None
         elif broker.database.problem:
             yield broker.database.problem, "/overview", None
         if broker.logs and (full := broker.logs.topics.disk_full):
-            yield f"topics take no records: {full}", "/topics", None
+            yield f"topics reject records: {full}", "/topics", None
         if broker.logs and (tier := broker.logs.tier):
             if tier.problem:
                 yield f"the tier of topics: {tier.problem}", "/topics", None
@@ -90,7 +90,7 @@ class Problems:
             if pipeline.state == "failed":
                 wrong = f"failed: {_reason(pipeline)}"
             elif pipeline.state == "lost":
-                wrong = "is lost: it does not report any more"
+                wrong = "is lost: it has stopped reporting"
             if wrong:
                 yield f"pipeline {pipeline.name} {wrong}", "/pipelines", pipeline.reported_at
 
@@ -105,7 +105,8 @@ class Problems:
             path = quote(name, safe="")
             for group in queue.groups:
                 if group.lag_seconds is not None and group.lag_seconds > LONG_WAIT_SECONDS:
-                    text = f"group {name}@{group.name or 'queue mode'}: messages wait for long"
+                    address = f"{name}@{group.name or 'queue mode'}"
+                    text = f"group {address}: messages wait for more than 5 minutes"
                     yield text, f"/queues/{path}", at - group.lag_seconds
             if queue.figures.dead_letters and deaths.get(name):
                 text = f"queue {name} has new dead letters"
@@ -118,8 +119,8 @@ class Problems:
         )
         if opened > MANY_FILES * allowed:
             text = (
-                "nearly as many files and connections are open as may be: more will be cut off "
-                "(LimitNOFILE= of systemd, ulimit -Hn)"
+                "the broker is close to its limit of open files and connections: raise it "
+                "(LimitNOFILE= in the systemd unit, ulimit -Hn)"
             )
             yield text, "/overview", None
 
@@ -129,7 +130,7 @@ def _of_consumers(at: float, consumers: Sequence[ConsumerHealth]) -> Iterator[Wr
         group = f"{one.queue}@{'queue mode' if one.group == QUEUE_MODE else one.group}"
         path = f"/queues/{quote(one.queue, safe='')}"
         if one.in_flight_seconds > LONG_CALL_SECONDS:
-            text = f"a handler of {group} at {one.name} has been in flight for long"
+            text = f"a handler of {group} at {one.name} has been running for more than 10 minutes"
             yield text, path, at - one.in_flight_seconds
         if one.problem:
             yield f"group {group}: {one.problem}", path, None
@@ -138,4 +139,4 @@ def _of_consumers(at: float, consumers: Sequence[ConsumerHealth]) -> Iterator[Wr
 def _reason(pipeline: PipelineStatus) -> str:
     """Return the first line: errors of Spark have many."""
     lines = (pipeline.error or "").strip().splitlines()
-    return lines[0][:MAX_REASON] if lines else "it gave no reason"
+    return lines[0][:MAX_REASON] if lines else "no reason given"

@@ -43,11 +43,11 @@ log = logging.getLogger("penstock.monitor")
 SAMPLE_SECONDS = 1.0
 SLOW_SECONDS = 5.0
 QUEUES_SHARE = 0.004  # of the time, for reading the figures of every queue
-USUAL_SECONDS = 0.003  # that reading takes, as far as is known before the first time
-MAX_QUEUES_SECONDS = 10.0  # between two times, whatever it costs
+USUAL_SECONDS = 0.003  # assumed duration of a reading before the first one
+MAX_QUEUES_SECONDS = 10.0  # at most, between two readings
 MIN_SAMPLE_SECONDS = 0.3  # between two samples; an earlier call gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
-QUEUES_PER_SLICE = 250  # read before other tasks get a turn: some milliseconds
+QUEUES_PER_SLICE = 250  # read at once, before other tasks run: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
 WORST_GROUPS = 5
 
@@ -100,7 +100,7 @@ class Sampler:
         self._broker = broker
         self._viewers: set[Callable[[bytes], None]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._sampling = asyncio.Lock()  # two at once would make rates of no time
+        self._sampling = asyncio.Lock()  # two samples at once would make rates over no time
         self.queues: dict[str, WatchedQueue] = {}
         self.queues_at = 0.0  # when they were read
         self._queues_due = 0.0
@@ -204,7 +204,7 @@ class Sampler:
         samples = [sample for sample in self._samples if sample[0] >= oldest]
         sampled = {int(at) // 60 for at, _ in samples}
         counted = {row["minute"] // 60: row for row in rows}
-        begun = min(counted, default=0)  # zero before that would be a guess
+        begun = min(counted, default=0)  # unknown before that, not zero
         minutes = range(max(begun, int(oldest) // 60 + 1), int(now) // 60) if counted else ()
         samples += [
             (60.0 * minute + 30, _per_second(counted.get(minute)))
@@ -234,7 +234,7 @@ class Sampler:
             self._queues_due = 0.0
         else:
             sample = self._rates(at, totals["pushed"] or 0, totals["completed"] or 0)
-        if not sample or sample["pushed"] is not None:  # the first one has no rates: not a gap
+        if not sample or sample["pushed"] is not None:  # the first sample has no rates: not a gap
             self._samples.append((at, sample))
         disk = self._disk.look()
         routes = broker.exports.status() if broker.exports else []
@@ -262,7 +262,7 @@ class Sampler:
         if abs(at - self._slow_at) > SLOW_SECONDS:
             await self._look_slowly(at, figures)
         await self._take(at, figures)
-        # One slow answer of a busy database is not yet what reading costs.
+        # One slow answer of a busy database does not change the estimate at once.
         self._queues_seconds = min(seconds, 2 * self._queues_seconds)
         pause = self._queues_seconds / QUEUES_SHARE
         self._queues_due = at + min(max(pause, SAMPLE_SECONDS / 2), MAX_QUEUES_SECONDS)
@@ -350,7 +350,7 @@ class Sampler:
             for member in await self._broker.presence.members()
         ]
 
-    # What is made of it
+    # What is derived from it
 
     def _counts(self, routes: int | None) -> dict[str, int | None]:
         broker = self._broker

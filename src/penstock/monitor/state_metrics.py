@@ -23,7 +23,7 @@ from penstock.topics.store import TopicStore
 log = logging.getLogger("penstock.monitor")
 
 CACHE_SECONDS = 2.0
-MAX_SECONDS = 4.0  # a scrape waits for the database no longer: the rest must come in time
+MAX_SECONDS = 4.0  # longest wait for the database: the other metrics must arrive in time
 DATABASE = sql("database_figures")
 
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueFigures], float]]] = {
@@ -173,8 +173,8 @@ class StateMetrics:
         )
 
     async def fill(self) -> None:
-        """Read the state, unless it was read just now. What does not answer in time is missing from
-        this scrape.
+        """Read the state, unless it was read just now. Figures that do not arrive in time are
+        missing from this scrape.
         """
         if self._filling is None or self._filling.done():
             if time.monotonic() - self._filled_at < CACHE_SECONDS:
@@ -192,7 +192,7 @@ class StateMetrics:
         except PenstockError as error:
             self._clear()
             log.debug("no figures of queues in this scrape: %s", error)
-        except Exception:  # a bug here must not cost the other metrics
+        except Exception:  # a bug here must not hide the other metrics
             self._clear()
             log.exception("the figures of queues could not be read")
         self._filled_at = time.monotonic()
@@ -205,7 +205,7 @@ class StateMetrics:
             *self._of_group.values(),
             *self._of_database.values(),
         ):
-            one.values = {}
+            one.replace({})
 
     async def _fill_queues(self) -> None:
         queues = await self._broker.queues.figures.queues()
@@ -216,7 +216,7 @@ class StateMetrics:
         values = await asyncio.to_thread(self._values, queues, members, waits, unread)
         self._queues.set(len(queues))
         for one, shown in values:
-            one.values = shown
+            one.replace(shown)
 
     def _values(
         self,
@@ -253,7 +253,8 @@ class StateMetrics:
         for one in await self._broker.presence.consumers():
             labels = one.queue, _shown(one.group)
             longest[labels] = max(longest.get(labels, 0.0), one.in_flight_seconds)
-        self._in_flight.values = folded(self._in_flight, longest, self._broker.metrics.max_series)
+        most = self._broker.metrics.max_series
+        self._in_flight.replace(folded(self._in_flight, longest, most))
 
     async def _fill_database(self) -> None:
         began = time.perf_counter()
@@ -265,7 +266,7 @@ class StateMetrics:
         }
         for name, gauge in self._of_database.items():
             gauge.set(figures[name] or 0)
-        self._wal.values = {(): row["wal"]}
+        self._wal.replace({(): row["wal"]})
 
 
 def _shown(group: str) -> str:

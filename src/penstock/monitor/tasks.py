@@ -34,7 +34,7 @@ from penstock.queues.engine import Queues
 log = logging.getLogger("penstock.monitor")
 
 STEP_GAP_SECONDS = 0.01
-ABANDONED_SECONDS = 15.0  # without a step: the process that worked on it is gone
+ABANDONED_SECONDS = 15.0  # without a step: the process that worked on it has died
 KEPT_TASKS = 100
 MAX_RUNNING = 20
 
@@ -119,17 +119,17 @@ class Tasks:
         return _task(rows[0])
 
     async def cancel(self, number: str) -> BackgroundTask:
-        """Stop after the step that is under way; what was done stays done."""
+        """Stop after the current step. Completed steps are kept."""
         rows = await self._database.fetch(CANCEL, _uuid(number))
         return _task(rows[0]) if rows else await self.get(number)
 
     def claim_abandoned(self) -> None:
-        """Work on what dead processes left behind, now and later."""
+        """Take over tasks of dead processes, now and regularly."""
         if self._claiming is None or self._claiming.done():
             self._claiming = supervised("abandoned tasks", self._claim, self._database.metrics)
 
     async def stop(self) -> None:
-        """Leave what is not done to the next process that looks."""
+        """Leave unfinished tasks to other processes."""
         under_way = [*self._running.values(), *([self._claiming] if self._claiming else [])]
         for one in under_way:
             one.cancel()
@@ -176,7 +176,7 @@ class Tasks:
             del self._running[number]
 
     async def _work(self, row: Any) -> bool:
-        """Go through the letters; return False when the database went away meanwhile."""
+        """Go through the letters; return False if the database went down."""
         which = msgspec.json.decode(row["which"], type=Which)
         dead = self._queues.dead
         steps: AsyncIterator[int] = (
@@ -193,7 +193,7 @@ class Tasks:
         return True
 
     async def _write(self, sql: str, *args: Any) -> list[Any]:
-        """Write down what has happened, when the database is back if it is away."""
+        """Record the progress. Waits while the database is down."""
         while True:
             try:
                 return await self._database.fetch(sql, *args)

@@ -12,12 +12,12 @@ MIN_LOOK_SECONDS = 0.5  # between two samples
 class TopicRates:
     def __init__(self, topics: TopicStore) -> None:
         self._topics = topics
-        self._at: float | None = None  # of the last sample
-        self._offsets: dict[str, int] = {}  # then
+        self._at: float | None = None  # time of the last sample
+        self._offsets: dict[str, int] = {}  # its next offset
         self._rates: dict[str, deque[float]] = {}  # records per second, the newest last
 
     def look(self) -> None:
-        """Note where topics end now."""
+        """Sample the next offset of every topic."""
         at = time.monotonic()
         if self._at is not None and at - self._at < MIN_LOOK_SECONDS:
             return

@@ -10,13 +10,13 @@ from penstock.errors import InvalidRequest
 DEFAULT_PORT = "12345"
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 Address = tuple[str, int]
-# A function is asked whenever a token is needed: for tokens that are renewed.
+# A function is called whenever a token is needed, for tokens that are renewed.
 Token = str | Callable[[], str]
 
 
 def parse_addresses(addresses: str | Sequence[str | Address]) -> tuple[list[Address], bool]:
-    """Parse `"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the default port is 12345. The second
-    result says whether they want TLS: all of them, or none.
+    """Parse `"a:1,b:2"`, `["tls://a:1"]` or `[("a", 1)]`; the default port is 12345. Also return
+    whether to use TLS, which is the same for all of them.
     """
     parsed: list[Address] = []
     secure: set[bool] = set()
@@ -42,14 +42,14 @@ def parse_addresses(addresses: str | Sequence[str | Address]) -> tuple[list[Addr
 
 
 def resource(*parts: str, **query: Any) -> str:
-    """Return the target of a request: names are quoted, and None in the query is left out."""
+    """Return the target of a request. Names are quoted; query parameters of None are left out."""
     path = "/".join([parts[0], *(quote(part, safe="") for part in parts[1:])])
     given = {key: value for key, value in query.items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 def basic_authorization(url: SplitResult) -> str:
-    """Return the header for the user and password of a URL; empty when it names none."""
+    """Return the Authorization header for the user and password of a URL; empty if it has none."""
     if url.username is None:
         return ""
     secret = f"{unquote(url.username)}:{unquote(url.password or '')}"

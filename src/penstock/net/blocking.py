@@ -1,5 +1,5 @@
-"""An HTTP/1.1 connection on a plain socket, for frameworks that fork, use threads or replace the
-socket module (gevent): it has neither an event loop nor a thread.
+"""An HTTP/1.1 connection without event loop and threads, for frameworks that fork, use threads or
+replace the socket module (gevent).
 
 A connection carries one request at a time. `send` writes it, and `wait` reads the answer; with a
 timeout of 0 it only reads what has arrived. `fileno` lets an event loop or `poll` watch many
@@ -53,7 +53,7 @@ class BlockingConnection:
         return self._served > 0 and not self._any_byte
 
     def fileno(self) -> int:
-        """Return the file descriptor, -1 when not connected."""
+        """Return the file descriptor, or -1 if not connected."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def send(self, method: str, target: str, body: bytes = b"", *headers: tuple[str, str]) -> None:
@@ -76,7 +76,7 @@ class BlockingConnection:
             raise Unavailable(f"{self._host}:{self._port}: {explain(error)}") from error
 
     def _receive(self) -> HttpAnswer | None:
-        """Read what has arrived. Returns the answer once it is whole, and None until then."""
+        """Read what has arrived. Return the answer if it is complete, else None."""
         while self._socket is not None and self._answer is None:
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
@@ -105,7 +105,7 @@ class BlockingConnection:
         return answer
 
     def wait(self, timeout: float) -> HttpAnswer | None:
-        """Wait for the answer, and return None if it has not arrived after `timeout` seconds."""
+        """Wait for the answer. Return None if it has not arrived after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while (answer := self._receive()) is None:
             remaining = deadline - time.monotonic()
@@ -117,7 +117,7 @@ class BlockingConnection:
         return answer
 
     def abandon(self, timeout: float) -> HttpAnswer | None:
-        """End a request that waits at the broker and close the connection. Returns the answer if
+        """Cancel a request that waits at the broker, and close the connection. Return the answer if
         the broker had sent it already.
         """
         if self._socket is None or self._pid != os.getpid():
@@ -148,7 +148,7 @@ class BlockingConnection:
             connected = plain
             if self._tls is not None:
                 connected = self._tls.wrap_socket(plain, server_hostname=self._host)
-        except OSError as error:  # ssl.SSLError and TimeoutError are
+        except OSError as error:  # includes ssl.SSLError and TimeoutError
             if plain is not None:
                 plain.close()
             why = explain(error, shaking=self._tls is not None)

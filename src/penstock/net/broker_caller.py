@@ -32,7 +32,7 @@ class BrokerAnswer(NamedTuple):
 
 
 class BrokerCaller:
-    """Calls one broker, one request at a time. Close it, or use it as a context manager."""
+    """Call one broker, one request at a time. Close it, or use it as a context manager."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class BrokerCaller:
         except ValueError:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidRequest(f"a broker's URL is such as http://host:6632, not {url!r}")
+            raise InvalidRequest(
+                f"{url!r} is not the URL of a broker: write it as http://HOST:6632"
+            )
         self.url = url
         self._host = parts.hostname
         self._prefix = parts.path.rstrip("/")
@@ -132,7 +134,7 @@ class BrokerCaller:
     def attempt(
         self, method: str, path: str, body: bytes = b"", *, timeout: float | None = None
     ) -> BrokerAnswer:
-        """Send a request once and return the answer, whatever its status.
+        """Send a request once and return the answer with any status.
 
         Raises `CannotConnect` if nothing was sent, `ConnectionLost` if the broker may have executed
         the request, and `InvalidRequest` for a permanent TLS error.
@@ -160,8 +162,10 @@ class BrokerCaller:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             why = explain(error) or type(error).__name__
+            if type(error) is http.client.BadStatusLine:
+                why = "it does not speak HTTP: is this the broker's HTTP port?"
             raise ConnectionLost(f"the broker at {self.url} does not answer: {why}") from error
-        except BaseException:  # interrupted: the rest of the answer cannot be used
+        except BaseException:  # interrupted: the rest of the answer would precede the next one
             connection.close()
             raise
 

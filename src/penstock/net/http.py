@@ -6,9 +6,9 @@ most recently used connection is taken first: under light load, the server close
 
 A server may close an idle connection just as we write to it. This reset is the only failure that is
 retried here: once, on a new connection, if the old one was used before, no byte of an answer
-arrived, and the caller calls the request idempotent. After any other failure, the server may have
-executed the request, and only the caller knows what that means. The caller sees `Unavailable`
-(cannot connect, reset, answer cut short) or `TimeoutError`.
+arrived, and the caller marks the request as idempotent. After any other failure, the server may
+have executed the request, and only the caller can decide whether to repeat it. It gets
+`Unavailable` (cannot connect, reset, answer cut short) or `TimeoutError`.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class _Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._length = 0
         self._any_byte = False
-        self._until_close = False  # the answer's body ends where the connection does
+        self._until_close = False  # the answer's body ends with the connection
         self._no_body = False  # a HEAD request
         self.reusable = True
 
@@ -93,11 +93,11 @@ class _Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:
-            self.abort()  # an unsolicited answer would be taken for the next one
+            self.abort()  # an unsolicited answer would be mistaken for the next one
             return
         self._any_byte = True
         try:
@@ -288,7 +288,7 @@ class HttpClient:
         except TimeoutError as error:
             text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
             raise CannotConnect(text) from error
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # includes ssl.SSLError
             why = explain(error, shaking=bool(self._tls))
             raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {why}") from error
         return made[1]
@@ -303,7 +303,7 @@ class HttpClient:
         for connection in (*self._idle, *self._busy):
             connection.abort()
         self._idle.clear()
-        await asyncio.sleep(0)  # lets the transports run their connection_lost
+        await asyncio.sleep(0)  # let the transports call connection_lost
 
 
 def render_headers(headers: Headers) -> bytes:

@@ -27,7 +27,7 @@ def client_context(
     key: str | Path | None = None,
 ) -> ssl.SSLContext:
     """Return a context for clients. `ca` is a PEM file or its text. `certificate` and `key` are PEM
-    files; without `key`, the certificate's file has both.
+    files; without `key`, the certificate's file contains both.
     """
     ca = ca or os.environ.get(CA_FILE) or None
     certificate = certificate or os.environ.get(CLIENT_CERT) or None

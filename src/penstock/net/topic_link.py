@@ -54,6 +54,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         self._patience = patience
         self._token = token
         self._socket: socket.socket | None = None
+        self._ahead: bytes | None = None  # a request that was sent and whose answer is not read yet
 
     def __exit__(self, *failure: object) -> None:
         self.close()
@@ -61,9 +62,9 @@ class TopicLink(AbstractContextManager["TopicLink"]):
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-            self._socket = None
+            self._socket = self._ahead = None
 
-    # What can be asked
+    # Requests
 
     def info(self, topic: str) -> Info:
         return frames.read_info(self._command(Command.TOPIC_INFO, frames.name(topic)))
@@ -82,8 +83,11 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         names = frames.name(topic), frames.name(group)
         self._command(Command.GROUP_COMMIT, *names, U64.pack(offset))
 
-    def fetch(self, topic: str, start: int, max_bytes: int, *, keyed: bool = False) -> Fetched:
-        """Return records as a raw log; with `keyed` as record batches, where the topic has them."""
+    def fetch(
+        self, topic: str, start: int, max_bytes: int, *, keyed: bool = False, end: int = 0
+    ) -> Fetched:
+        """Return records as a raw log; with `keyed` as record batches, where the topic has them.
+        If more follow before `end`, ask for them already: the broker reads while these are used."""
         flags = frames.LENGTHS | frames.TIMES | (frames.FORMAT if keyed else 0)
         try:
             answer = self.ask(frames.fetch(topic, start, max_bytes, flags=flags))
@@ -91,8 +95,11 @@ class TopicLink(AbstractContextManager["TopicLink"]):
             # A broker of 0.2.0 has no record batches and does not know this flag.
             if not keyed or frames.UNKNOWN_FLAGS not in str(error):
                 raise
-            return self.fetch(topic, start, max_bytes)
-        return frames.read_fetched(answer, flags)
+            return self.fetch(topic, start, max_bytes, end=end)
+        fetched = frames.read_fetched(answer, flags)
+        if start < fetched.next_offset < end:
+            self._ask_ahead(frames.fetch(topic, fetched.next_offset, max_bytes, flags=flags))
+        return fetched
 
     def append(self, frame: Sequence[Bytes]) -> tuple[int, int]:
         """Send a PRODUCE_BATCH; return the first offset and the count. Without a producer in it, a
@@ -108,19 +115,24 @@ class TopicLink(AbstractContextManager["TopicLink"]):
     def commit_sink(self, done: Commit) -> None:
         self._command(Command.SINK_COMMIT, msgspec.json.encode(done))
 
-    # How it is asked
+    # Sending
 
     def _command(self, command: Command, *parts: bytes) -> memoryview:
         return self.ask(frames.request(command, *parts))
 
     def ask(self, *pieces: Bytes) -> memoryview:
-        """Send a frame and wait for the answer's body; raises what its status means."""
+        """Send a frame and return the answer's body. Raises the error of its status."""
         deadline = time.monotonic() + self._patience
         backoff = Backoff()
         while True:
             try:
+                if self._ahead is not None and self._ahead != pieces[0]:
+                    self.close()  # nobody wants that answer any more
                 connection = self._socket or self._connect()
-                return _exchange(connection, pieces)
+                if self._ahead is None:
+                    _send(connection, pieces)
+                self._ahead = None
+                return _answer(connection)
             except (OSError, EOFError, *MAY_PASS) as error:  # the broker failed, not the request
                 self.close()
                 delay = backoff.delay()
@@ -130,10 +142,18 @@ class TopicLink(AbstractContextManager["TopicLink"]):
                     places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
                     raise Unavailable(
                         f"the broker at {places} did not answer for {self._patience:g} s "
-                        f"({error}); start it, or give "
-                        "the option brokerTimeout more seconds"
+                        f"({error}); start it, or raise the option brokerTimeout"
                     ) from error
                 time.sleep(delay)
+
+    def _ask_ahead(self, request: bytes) -> None:
+        """Send a request without waiting. If the next one that is asked is the same, it gets the
+        answer."""
+        try:
+            _send(self._socket or self._connect(), [request])
+            self._ahead = request
+        except OSError:
+            self.close()  # the next request connects again
 
     def _connect(self) -> socket.socket:
         failure: OSError | None = None
@@ -142,7 +162,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
                 connection = socket.create_connection(address, CONNECT_SECONDS)
                 if self._tls is not None:
                     connection = self._tls.wrap_socket(connection, server_hostname=address[0])
-            except ssl.SSLError as error:  # it would be the same the next time
+            except ssl.SSLError as error:  # permanent
                 raise InvalidRequest(f"{address[0]}:{address[1]}: {explain(error)}") from error
             except OSError as error:
                 failure = error
@@ -151,7 +171,8 @@ class TopicLink(AbstractContextManager["TopicLink"]):
             connection.settimeout(ANSWER_SECONDS)
             if self._token:
                 try:
-                    _exchange(connection, [frames.request(Command.AUTH, self._token.encode())])
+                    _send(connection, [frames.request(Command.AUTH, self._token.encode())])
+                    _answer(connection)
                 except BaseException:
                     connection.close()
                     raise
@@ -160,12 +181,14 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         raise failure or ConnectionError("no address")
 
 
-def _exchange(connection: socket.socket, pieces: Sequence[Bytes]) -> memoryview:
-    if len(pieces) == 1:
-        connection.sendall(pieces[0])
-    else:
-        connection.sendall(b"".join(pieces))
+def _send(connection: socket.socket, pieces: Sequence[Bytes]) -> None:
+    connection.sendall(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+
+def _answer(connection: socket.socket) -> memoryview:
     command, status, length = ANSWER.unpack(_receive(connection, ANSWER.size))
+    if not command & frames.REPLY:
+        raise InvalidRequest(frames.NOT_OURS)
     body = _receive(connection, length)
     if command == frames.ERROR:
         raise error_from_tcp(status, *frames.read_error(body))

@@ -11,7 +11,7 @@ The message is stored when the transaction commits, and never if it rolls back. 
 each message takes effect once. Connections are those of asyncpg, psycopg (async) and
 SQLAlchemy (AsyncConnection, AsyncSession); `penstock.outbox.sync` has the same for blocking ones.
 
-Each call is one SQL function (`outbox_push`, `outbox_ack`) that notes what the commit will do. No
+Each call is one SQL function (`outbox_push`, `outbox_ack`) that records what the commit will do. No
 broker is involved. docs/how-to/outbox.md has the contract.
 """
 
@@ -115,7 +115,7 @@ class Outbox:
     async def ack(self, connection: Any, message: LeasedMessage) -> None:
         """Acknowledge a message when the transaction commits.
 
-        Raises `LeaseLost` if another consumer may have the message by now: roll back. If the lease
+        Raises `LeaseLost` if another consumer may have the message already: roll back. If the lease
         is lost between this call and the commit, the commit fails; `is_lease_lost` recognises the
         error.
         """

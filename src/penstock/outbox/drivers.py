@@ -1,7 +1,7 @@
 """Call an SQL function on the connection of the application.
 
 All drivers send every argument as text, and the statement casts it. The package of a connection's
-class tells the driver. Only drivers that the application has imported are imported.
+class determines the driver. Only drivers that the application has imported are imported.
 """
 
 import inspect

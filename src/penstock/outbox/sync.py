@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _BlockingOutbox(Outbox):
-    """Its coroutines never suspend, so one `send` runs them to their end."""
+    """An outbox whose coroutines never suspend, so that one `send` runs each to its end."""
 
     async def _call(self, connection: Any, function: str, *arguments: Argument) -> Any:
         return fetch_sync(connection, self.schema, function, arguments)

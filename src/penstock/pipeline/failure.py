@@ -34,7 +34,11 @@ def _chain(error: BaseException | None) -> Iterator[str]:
 
 
 def cause(error: BaseException) -> str:
-    """The innermost reason, in a line or two: a task's Python error, or Spark's own message."""
+    """Return the innermost reason, in a line or two: a task's Python error, or Spark's own message.
+    A `PenstockError` says it already, and may name the query that failed.
+    """
+    if isinstance(error, PenstockError):
+        return str(error)
     text = "\n".join(_chain(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("penstock.")]

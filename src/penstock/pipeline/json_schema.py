@@ -36,7 +36,7 @@ SHOWN_CHARACTERS = 100  # characters of a value in a reason
 
 def typed(frame: Any, schema: str) -> Any:
     """The payload's fields as columns, `_corrupt` with the text of a record that does not fit,
-    `_reason` with why, and where it came from.
+    `_reason` with why, where it came from, and with keys `_tombstone`: whether it deletes its key.
 
     `frame` is what a topic or queue source gives; its other columns stay, with an underscore before
     their names, unless the schema has a field of that name.
@@ -48,29 +48,19 @@ def typed(frame: Any, schema: str) -> Any:
         taken = {name.lower() for name in target.names}
         keyed = (name for name in ("partition", "key", "headers") if f"_{name}" not in taken)
         origin += [name for name in keyed if name in frame.columns]
+    judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in origin])
+    reason, more = f.col(REASON), []
     if "key" in origin:
-        return _with_tombstones(frame, target, origin)
-    judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in origin])
-    return judged.select(
-        *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
-        f.when(f.col(REASON).isNotNull(), f.coalesce("_text", f.lit(""))).alias(CORRUPT),
-        REASON,
-        *(f"_{name}" for name in origin),
-    )
-
-
-def _with_tombstones(frame: Any, target: Any, origin: list[str]) -> Any:
-    """A record with a key and without a value deletes the key: it fits, and all its fields are
-    null. The column `_tombstone` says so."""
-    judged = _judged(frame, target, [f.col(name).alias(f"_{name}") for name in origin])
-    empty = f.coalesce(f.length("_text") == 0, f.lit(True)) & f.col("_key").isNotNull()
-    reason = f.when(~empty, f.col(REASON))
+        # A record with a key and without a value deletes the key: it fits, and all its fields are
+        # null.
+        empty = f.coalesce(f.length("_text") == 0, f.lit(True)) & f.col("_key").isNotNull()
+        reason, more = f.when(~empty, reason), [empty.alias("_tombstone")]
     return judged.select(
         *(f.col(f"_fields.`{field.name}`").alias(field.name) for field in target.fields),
         f.when(reason.isNotNull(), f.coalesce("_text", f.lit(""))).alias(CORRUPT),
         reason.alias(REASON),
         *(f"_{name}" for name in origin),
-        empty.alias("_tombstone"),
+        *more,
     )
 
 

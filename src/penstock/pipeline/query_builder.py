@@ -9,6 +9,7 @@ still recognises its batch when it comes again, so each writes exactly once.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -156,7 +157,8 @@ class Query:
     name: str  # of its directory in the checkpoint
     pipeline: PipelineFile
     outputs: list[SinkOutput]
-    cut: str | None = None  # the view up to which the stream itself computes
+    # the view up to which the stream itself computes; None: Spark's streaming writer is used
+    cut: str | None = None
     frame: Any = None  # of the cut
     behind: list[str] = field(default_factory=list)  # the steps that are done with each batch
     tables: dict[str, "JoinedTable"] = field(default_factory=dict)
@@ -168,30 +170,32 @@ class Query:
     def writer(self, checkpoint: str) -> Any:
         """The stream's writer, all set: `start` runs it."""
         p, (first, *_) = self.pipeline, self.outputs
-        mode = first.sink.output_mode
-        if self.cut is not None:
-            configured = self.frame.writeStream.foreachBatch(self._write_all).outputMode(mode)
-        elif first.own_writer:
+        if self.cut is None:
             kind, options, rows = _format(p, first, first.frame)
-            configured = rows.writeStream.format(kind).outputMode(mode).options(**texts(options))
+            configured = rows.writeStream.format(kind).options(**texts(options))
             if first.sink.partitionBy:
                 configured = configured.partitionBy(*first.sink.partitionBy)
         else:
-            if not hasattr(first.frame, "_jdf"):
+            if not hasattr(self.frame, "_jdf"):
                 raise ConfigError(
                     f"{first.title}: {first.sink.kind} with `mode: {first.sink.mode}` does not "
                     "work over Spark Connect, which does not tell a sink its batch"
                 )
-            configured = first.frame.writeStream.foreachBatch(batch_writer(p, first))
-            configured = configured.outputMode(mode)
+            writers = [(output, batch_writer(p, output)) for output in self.outputs]
+            configured = self.frame.writeStream.foreachBatch(partial(self._write_all, writers))
+        configured = configured.outputMode(first.sink.output_mode)
         configured = configured.queryName(first.app).option("checkpointLocation", checkpoint)
         if p.trigger == "availableNow":
             return configured.trigger(availableNow=True)
         return configured.trigger(processingTime=p.trigger)
 
-    def _write_all(self, batch: Any, number: int) -> None:
+    def _write_all(
+        self, writers: list[tuple[SinkOutput, WriteBatch]], batch: Any, number: int
+    ) -> None:
         """Make the views behind the cut of one batch, and write it to all sinks."""
-        session, batch = batch.sparkSession, batch.persist()
+        session = batch.sparkSession
+        if self.behind or len(writers) > 1:
+            batch.persist()
         try:
             made = Frames()
             for name, table in self.tables.items():
@@ -200,9 +204,9 @@ class Query:
             for name, frame in made.views.items():
                 frame.createOrReplaceTempView(name)
             add_steps(session, self.pipeline, made, self.behind)
-            for output in self.outputs:
+            for output, write in writers:
                 try:
-                    batch_writer(self.pipeline, output)(made.views[output.view], number)
+                    write(made.views[output.view], number)
                 except Exception as error:  # whatever a sink raises
                     raise PipelineFailed(f"{output.title}: {cause(error)}") from error
         finally:
@@ -353,7 +357,10 @@ def _queries(outputs: list[SinkOutput], sharing: Sharing) -> list[Query]:
                 "is parquet or format, or this is Spark Connect. Set `refresh: 0` to read the "
                 "table once per run"
             )
-        queries[output.name] = Query(output.checkpoint, sharing.pipeline, [output])
+        cut = None if output.own_writer else output.view
+        queries[output.name] = Query(
+            output.checkpoint, sharing.pipeline, [output], cut, output.frame
+        )
     return list({id(query): query for one in outputs if (query := queries[one.name])}.values())
 
 

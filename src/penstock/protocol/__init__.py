@@ -1,1 +1,1 @@
-"""What both ends must agree on, whoever writes and whoever reads. Imports nothing of the broker."""
+"""Formats, limits and names that broker and clients share. Imports nothing of the broker."""

@@ -1,6 +1,4 @@
-"""A row of `analytics_points`: the figures of one interval, as the broker serves them and reports
-draw them.
-"""
+"""A row of `analytics_points`: the figures of one interval, for the API and for reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ COUNTS = ("pushed", "bytes", "acked", "failed", "retried", "dead", "dropped")
 
 @dataclass(slots=True)
 class Point:
-    """One queue, topic or group of one of them in one interval."""
+    """The figures of a queue, a topic, or a group of either, in one interval."""
 
     at: datetime
     # queue, group (of a queue) or topic; a group of a topic is of kind topic and has a group
@@ -28,7 +26,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The name people know it by."""
+        """Return the name to show to people."""
         if not self.group or self.group == QUEUE_MODE:
             return self.name
         return f"{'topic ' if self.kind == 'topic' else ''}{self.name} / {self.group}"

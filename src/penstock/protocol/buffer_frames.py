@@ -5,7 +5,7 @@
 | 4     | length of the event, little-endian                      |
 | n     | the event: a JSON object with camelCase keys            |
 
-Both formats use the same file names. The first bytes of a file tell its format: the fourth byte of
+Both formats use the same file names. The first bytes of a file show its format: the fourth byte of
 a frame is at most 8, since events are smaller than 144 MiB, and JSON text has no such byte.
 
 After a damaged or truncated frame, reading resumes at the next whole event.
@@ -30,7 +30,7 @@ class FrameWindow:
     """Some events of a file, in order."""
 
     events: list[Event] = field(default_factory=list)
-    bad: list[bytes] = field(default_factory=list)  # bytes between two events that are not an event
+    bad: list[bytes] = field(default_factory=list)  # damaged bytes between two events
     torn: bytes = b""  # the last frame of the file, if incomplete
 
 
@@ -80,7 +80,7 @@ def _split(data: bytes, origin: str, offset: int, *, final: bool) -> tuple[Frame
 
 
 def _end(data: bytes, position: int) -> int:
-    """Return the end of the frame at `position`; after `data` if the length is cut off."""
+    """Return the end of the frame at `position`; beyond `data` if the frame is incomplete."""
     if len(data) - position <= _LENGTH.size:
         return len(data) + 1
     if not _HEADER.match(data, position):

@@ -1,27 +1,27 @@
-"""The line of one event in a buffer file, as brokers write it and brokers and `recover` read it.
+"""Encode and decode the lines of buffer files, for brokers and for `recover`.
 
 | bytes                          | what                                                          |
 |--------------------------------|---------------------------------------------------------------|
 | `{"queue":` string             | the queue                                                     |
 | `,"partition":` string         | the partition                                                 |
 | `,"payload":` any JSON         | the payload's own bytes; sealed: base64 of nonce, cipher, tag |
-| `,"transaction_id":` string    | always there: replay de-duplicates by it                      |
+| `,"transaction_id":` string    | always present: replay de-duplicates by it                    |
 | `,"trace_id":` string          | "" = none                                                     |
-| `,"namespace":""`, `,"task":""`| of Queen MQ's format; they follow from the queue            |
-| `,"producer":` string          | only when the push was authenticated                          |
-| `,"sealed":` string            | only when the payload is sealed: the id of the key            |
-| `,"headers":` object         | only when there are any; sealed: base64, as the payload       |
-| `,"deliver_at":` string      | only of a message for later: when it is due, RFC 3339 in UTC  |
+| `,"namespace":""`, `,"task":""`| part of Queen MQ's format; always empty                       |
+| `,"producer":` string          | only if the push was authenticated                            |
+| `,"sealed":` string            | only if the payload is sealed: the id of the key              |
+| `,"headers":` object           | only if the message has headers; sealed: base64               |
+| `,"deliver_at":` string        | only of a delayed message: when it is due, RFC 3339 in UTC    |
 | `,"unordered":true`            | only if the push named no partition and asks for no order     |
 | `,"crc32c":"` 8 hex digits `"` | CRC-32C of all bytes before this field                        |
 | `}` newline (0x0A)             | an event without its newline was never acknowledged           |
 
-Lines without a checksum (Queen MQ's, and those of older releases) are read as they are. One that
-has a checksum and does not match it is damaged, and is not an event: its content is not used.
+Lines without a checksum (Queen MQ's, and those of older releases) are accepted. A line that does
+not match its checksum is damaged; its content is not used.
 
-Events of Queen MQ with camelCase keys (`transactionId`, `traceId`, `producerSub`) are read too. One
-without a transaction id gets an id that is derived from its place in its file, so that it is stored
-once, however often the file is replayed.
+Events of Queen MQ with camelCase keys (`transactionId`, `traceId`, `producerSub`) are read too. An
+event without a transaction id gets an id that is derived from its place in its file, so that it is
+stored once, however often the file is replayed.
 """
 
 from datetime import datetime
@@ -40,7 +40,7 @@ text = msgspec.json.encode
 
 
 class Event(msgspec.Struct, kw_only=True):
-    """A line as read. Unknown fields are ignored: other versions may write more."""
+    """A decoded line. Unknown fields are ignored: other versions may write more."""
 
     queue: str
     payload: msgspec.Raw = msgspec.Raw(b"null")
@@ -48,11 +48,10 @@ class Event(msgspec.Struct, kw_only=True):
     transaction_id: str
     trace_id: str | None = None
     producer: str | None = None
-    # the id of the key; payload and headers are strings then
-    sealed: str | None = None
+    sealed: str | None = None  # the id of the key; if set, payload and headers are strings
     headers: msgspec.Raw = msgspec.Raw()  # empty = none
     deliver_at: datetime | None = None
-    unordered: bool = False  # if this creates the queue, consumers may share its partitions
+    unordered: bool = False  # if this event creates the queue, consumers may share partitions
 
 
 class QueenEvent(msgspec.Struct, rename="camel"):
@@ -73,11 +72,11 @@ class DamagedLine(msgspec.DecodeError):
 
 _decoder = msgspec.json.Decoder(Event)
 _queen_decoder = msgspec.json.Decoder(QueenEvent)
-_PLACES = UUID("0f3b7a52-6d1e-5c84-9a37-2b6d1c0e4f95")  # names the ids derived from places in files
+_PLACES = UUID("0f3b7a52-6d1e-5c84-9a37-2b6d1c0e4f95")  # namespace of ids derived from places
 
 
 def encode(event: Event) -> bytes:
-    """The event's line, checksum and newline included. The payload must hold no newline."""
+    """Return the event's line with checksum and newline. The payload must not contain a newline."""
     line = (
         b'{"queue":%b,"partition":%b,"payload":%b,"transaction_id":%b,"trace_id":%b,"namespace":"","task":""'
         % (
@@ -102,7 +101,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes, place: str = "") -> Event:
-    """The event of one line, with or without its newline; msgspec.DecodeError when it is none.
+    """Decode a line, with or without its newline. Raises msgspec.DecodeError if it is not valid.
 
     `place` identifies the line. Without it, an event must have a transaction id.
     """
@@ -111,7 +110,7 @@ def decode(line: bytes, place: str = "") -> Event:
         event = _decoder.decode(line)
     except msgspec.ValidationError:
         queen_event = _queen_decoder.decode(line)
-        if queen_event.our_id:  # a line of ours, in which something else is wrong
+        if queen_event.our_id:  # not Queen MQ's: report the error of our own format
             raise
         event = _from_queen(queen_event)
     if not event.transaction_id:
@@ -133,14 +132,14 @@ def _from_queen(event: QueenEvent) -> Event:
 
 
 def decode_all(data: bytes) -> list[Event]:
-    """The events of many lines at once; fails as a whole, and then `decode` finds which line."""
+    """Decode many lines at once. If one is invalid, all fail; then call `decode` for each line."""
     for line in data.split(b"\n"):
         check(line)
     return parse(data)
 
 
 def parse(data: bytes) -> list[Event]:
-    """`decode_all` of lines just made, whose checksums are right."""
+    """Decode many lines without verifying their checksums, for lines that were just encoded."""
     events = _decoder.decode_lines(data)
     if not all(event.transaction_id for event in events):
         raise msgspec.ValidationError("an event has no transaction id")
@@ -148,12 +147,12 @@ def parse(data: bytes) -> list[Event]:
 
 
 def has_checksum(line: bytes) -> bool:
-    """Whether the line (without its newline) ends with a checksum."""
+    """Return whether the line (without its newline) ends with a checksum."""
     return line[-_TAIL : -_TAIL + len(_MARK)] == _MARK
 
 
 def check(line: bytes) -> None:
-    """Raise DamagedLine when the line (without its newline) does not match its checksum."""
+    """Raise DamagedLine if the line (without its newline) does not match its checksum."""
     if has_checksum(line):
         try:
             stored = int(line[_DIGITS], 16)

@@ -171,6 +171,7 @@ class Command(IntEnum):
 
 ERROR = 0xFF  # the command byte of every unsuccessful answer
 REPLY = 0x80  # added to the request's command byte in a successful answer
+NOT_OURS = "it does not speak Penstock's TCP protocol: is this the broker's TCP port?"
 
 
 class Fetched(NamedTuple):

@@ -1,12 +1,12 @@
-"""Headers of a message: a flat map of strings that travels beside its payload.
+"""Check, encode and decode the headers of a message: a flat map of strings beside its payload.
 
-They are carried as JSON text, like the payload: whoever passes a message on splices the bytes and
-looks at nothing. Only the two ends make a map of it. A message without headers has None, not `{}`,
-so that it costs nothing on the way. A request's headers are checked together (`checked`): making a
-map of each and a text of it again costs more than anything else that headers cost a broker.
+Headers are JSON text, like the payload. Only producer and consumer decode it; in between, the bytes
+are copied as they are. A message without headers has None, not `{}`, which costs nothing to carry.
+The headers of one request are checked together (`checked`): decoding and encoding the headers of
+each message is by far their largest cost in a broker.
 
-A name is made of the characters of an HTTP header's name, so that headers can leave as such
-(export); it is kept as written, and `Tenant` and `tenant` are two. A value is any text.
+A name consists of the characters of an HTTP header's name, so that routes can send headers as HTTP
+headers. Case is preserved and significant. A value is any text.
 """
 
 import re
@@ -22,19 +22,17 @@ MAX_NAME_BYTES = 128
 
 is_name = re.compile(rf"[A-Za-z0-9!#$%&'*+.^_`|~-]{{1,{MAX_NAME_BYTES}}}").fullmatch
 _encode = msgspec.json.Encoder().encode
-_names: set[str] = set()  # names that passed the check: names repeat, and a look-up is cheap
+_names: set[str] = set()  # names that passed the check; a look-up is cheaper than another check
 MAX_NAMES = 1000
 _decode = msgspec.json.Decoder(dict[str, str]).decode
 _decode_all = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
 def encode(headers: Mapping[str, str]) -> bytes | None:
-    """The JSON text of checked headers, None when there are none; InvalidRequest says which one
-    is wrong.
-    """
+    """Check headers and return their JSON text, or None if there are none."""
     if not headers:
         return None
-    # The JSON is longer than what it says, so a short one is surely within the bounds.
+    # The JSON is longer than the names and values in it. If it is short enough, so are they.
     if (
         isinstance(headers, dict)
         and len(headers) <= MAX_HEADERS
@@ -55,8 +53,10 @@ def encode(headers: Mapping[str, str]) -> bytes | None:
 
 
 def checked(texts: Sequence[bytes]) -> list[bytes | None]:
-    """What `encode` makes of each of these JSON texts, without making it where a text is fine as it
-    came. Texts repeat in a request (a tenant, the trace of one call): each is read once.
+    """Check JSON texts of headers and return what `encode` would return for each.
+
+    A text that is already in that form is returned unchanged. Texts often repeat in a request (a
+    tenant, the trace of one call), so each distinct text is decoded once.
     """
     different = [b"{}" if text == b"null" else text for text in dict.fromkeys(texts)]
     whole = b",".join(different)
@@ -71,17 +71,17 @@ def checked(texts: Sequence[bytes]) -> list[bytes | None]:
         and max(map(len, maps)) <= MAX_HEADERS
         and max(map(len, different)) <= MAX_BYTES
         and _names.issuperset(set().union(*maps))
-        # four quotes a header: no name comes twice, and none is escaped
+        # four quotes per header: no name is repeated, and no quote is escaped
         and whole.count(b'"') == 4 * sum(map(len, maps))
-        and b"\n" not in whole  # a text goes into lines of files
+        and b"\n" not in whole  # buffer files have one event per line
     ):
         return list(texts)
     encoded = {text: encode(headers) for text, headers in zip(different, maps, strict=True)}
-    return [encoded.get(text) for text in texts]  # not there: null
+    return [encoded.get(text) for text in texts]  # None for `null`
 
 
 def check(headers: Mapping[str, str]) -> None:
-    """InvalidRequest for headers that no message can have: a caller may have given anything."""
+    """Raise InvalidRequest if these are not valid headers. They may be any Python value."""
     if not isinstance(headers, Mapping):
         raise InvalidRequest(f"headers are a map of strings, not {str(headers)[:80]!r}")
     if len(headers) > MAX_HEADERS:
@@ -89,7 +89,9 @@ def check(headers: Mapping[str, str]) -> None:
     size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidRequest(f"headers are strings, not {str({name: value})[:80]}")
+            raise InvalidRequest(
+                f"names and values of headers are strings, not {str({name: value})[:80]}"
+            )
         if not is_name(name):
             raise InvalidRequest(
                 f"header name {name[:80]!r} must have 1 to {MAX_NAME_BYTES} characters, each a "
@@ -110,5 +112,5 @@ def check(headers: Mapping[str, str]) -> None:
 
 
 def decode(text: bytes) -> dict[str, str]:
-    """The map of what `encode` made."""
+    """Decode what `encode` returned."""
     return _decode(text)

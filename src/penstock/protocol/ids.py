@@ -1,21 +1,21 @@
-"""Time-ordered identifiers (UUID version 7, RFC 9562).
+"""Create time-ordered identifiers (UUID version 7, RFC 9562).
 
-The standard library gains `uuid7` only in Python 3.14. Ids made by one process are strictly
-increasing: within one millisecond the 12 bits after the timestamp and the first random bits form a
-counter, so names sort as they were made.
+The standard library has `uuid7` only from Python 3.14 on. Ids of one process are strictly
+increasing: within a millisecond, the 12 bits after the timestamp and the first random bits form a
+counter. So names made from them sort in the order of their creation.
 """
 
 import os
 import time
 from uuid import UUID
 
-# the last id's top 80 bits: 48 of milliseconds, then a counter of 32 (version and variant taken
-# out)
+# the top 80 bits of the last id: 48 of milliseconds, then a counter of 32 (without version and
+# variant)
 _last = 0
 
 
 def uuid7() -> UUID:
-    """A new id, greater than every id this process made before, also when the clock steps back."""
+    """Return an id greater than all earlier ids of this process, also if the clock steps back."""
     global _last
     chance = int.from_bytes(os.urandom(9), "big")
     fresh = (time.time_ns() // 1_000_000) << 32 | chance >> 48

@@ -1,4 +1,4 @@
-"""What a member of a group of Kafka's consumers is assigned, as its leader writes it.
+"""Decode the assignment of a member of a Kafka consumer group, which the group's leader wrote.
 
 version i16 | topics i32 | per topic: name i16 + UTF-8 | partitions i32 | partition i32 each
 | user data
@@ -10,7 +10,10 @@ _SHORT, _INT = Struct(">h"), Struct(">i")
 
 
 def assigned_partitions(assignment: bytes) -> dict[str, list[int]]:
-    """Partitions by topic; none when it cannot be read, as other kinds of groups have their own."""
+    """Return the partitions by topic.
+
+    Empty if the bytes have another format: groups that are not of consumers have their own.
+    """
     partitions: dict[str, list[int]] = {}
     try:
         (topics,), at = _INT.unpack_from(assignment, _SHORT.size), _SHORT.size + _INT.size

@@ -1,10 +1,10 @@
-"""Kafka's record batch, version 2, byte by byte: on the wire, and in the data files of topics with
-`format: kafka`. All integers are big-endian.
+"""Encode and decode Kafka's record batch, version 2, which is also the format of data files of
+topics with `format: kafka`. All integers are big-endian.
 
-     0  base offset i64                   a broker assigns it; no checksum covers it
+     0  base offset i64                   assigned by a broker; not covered by the checksum
      8  length i32                        of everything that follows
-    12  leader epoch i32                  on our disk: 0 = this batch begins a commit, 1 = it
-                                          belongs to the commit of the batch before
+    12  leader epoch i32                  in our files: 0 = this batch begins a commit, 1 = it
+                                          belongs to the commit of the previous batch
     16  magic i8                          2
     17  CRC32C u32                        of everything from `attributes` on
     21  attributes i16                    bits 0-2 codec (0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd),
@@ -18,15 +18,15 @@
     57  records i32
     61  records, compressed together with the codec
 
-A record, whose integers are zigzag varints (low 7 bits first) unless they say otherwise:
+A record (integers are zigzag varints, low 7 bits first, unless noted otherwise):
 
     length of what follows | attributes i8 | timestamp delta | offset delta
     | key length, -1: null | key | value length, -1: null | value | headers
     | per header: key length | key, UTF-8 | value length, -1: null | value
 
-Our own producers are numbered by 16 bytes and a u64 (`penstock.log.producers`), for which the
-batch has no room: the first record of such a batch has the header `PRODUCER_HEADER` with 24 bytes,
-id and sequence, which our readers leave out and Kafka's clients see.
+Our own producers have an id of 16 bytes and a sequence of 8 (`penstock.log.producers`), for which
+the batch has no field. The first record of such a batch has the header `PRODUCER_HEADER` with these
+24 bytes. Our readers remove it; Kafka's clients see it.
 """
 
 import struct
@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 try:
     from crc32c import crc32c
-except ImportError:  # a client without the server: it decodes what a broker checked
+except ImportError:  # a client without the server: the broker has verified what it decodes
     crc32c = None  # type: ignore[assignment]
 
 from penstock.errors import Damaged, InvalidRequest
@@ -47,7 +47,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 HEAD = Struct(">qiibIhiqqqhii")
 HEAD_SIZE = HEAD.size  # 61
-ASSIGNED = Struct(">qii")  # what no checksum covers and a broker assigns
+ASSIGNED = Struct(">qii")  # the fields that a broker assigns and no checksum covers
 LENGTH_AT, MAGIC_AT, CRC_AT, ATTRIBUTES_AT = 8, 16, 17, 21
 _CHECKED = Struct(">hiqqqhii")
 _CRC = Struct(">I")
@@ -60,8 +60,8 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NO_PRODUCER = (-1, -1, -1)
 PRODUCER_HEADER = "penstock-producer"
 MAX_DECOMPRESSED = 256 << 20
-_NO_ROOM = "failed to write whole buffer"  # how cramjam says that the output is too small
-_XERIAL = b"\x82SNAPPY\x00"  # how Java frames snappy: then two versions, then blocks with lengths
+_NO_ROOM = "failed to write whole buffer"  # cramjam's error if the output buffer is too small
+_XERIAL = b"\x82SNAPPY\x00"  # Java's framing of snappy; two versions and blocks with lengths follow
 
 
 class BatchHead(NamedTuple):
@@ -83,7 +83,7 @@ class BatchHead(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """Return the number of bytes of the whole batch."""
         return self.length + 12
 
     @property
@@ -100,7 +100,7 @@ class BatchHead(NamedTuple):
 
 
 class KafkaRecord(NamedTuple):
-    """A record as it was read: `timestamp` in milliseconds, without a `value` it is a tombstone."""
+    """A decoded record. `timestamp` is in milliseconds. Without a `value`, it is a tombstone."""
 
     offset: int
     timestamp: int
@@ -110,7 +110,7 @@ class KafkaRecord(NamedTuple):
 
 
 class NewRecord(NamedTuple):
-    """A record to append; without a timestamp it gets that of its append."""
+    """A record to append. Without a timestamp, it gets the time of the append."""
 
     value: Bytes | None
     key: Bytes | None = None
@@ -123,7 +123,7 @@ class NewRecord(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def varint(value: int) -> bytes:
-    """A zigzag varint."""
+    """Encode a zigzag varint."""
     value = value << 1 if value >= 0 else (-value << 1) - 1
     out = bytearray()
     while value > 0x7F:
@@ -135,7 +135,7 @@ def varint(value: int) -> bytes:
 
 @lru_cache(maxsize=1 << 14)
 def plain_prefix(delta: int, size: int) -> bytes:
-    """What stands before the value of a record that has only a value of this size."""
+    """Return the bytes before the value, for a record that has only a value of this size."""
     fields = b"\0\0" + varint(delta) + b"\1" + varint(size)
     return varint(len(fields) + size + 1) + fields
 
@@ -164,7 +164,7 @@ def encode_head(
     attributes: int = 0,
     producer: tuple[int, int, int] = NO_PRODUCER,
 ) -> bytes:
-    """The 61 bytes before the encoded records, which may come in parts."""
+    """Return the 61 bytes before the encoded records, which may come in parts."""
     last = count - 1 if last_offset_delta is None else last_offset_delta
     checked = _CHECKED.pack(attributes, last, *timestamps, *producer, count)
     crc = crc32c(checked)
@@ -181,7 +181,7 @@ def encode_head(
 
 
 def encode_batch(records: Sequence[NewRecord], timestamp: int, **head: Any) -> bytes:
-    """A batch of these records; `timestamp` is for those that have none."""
+    """Encode a batch; records without a timestamp get `timestamp`."""
     times = [timestamp if one.timestamp is None else one.timestamp for one in records]
     base = times[0]
     encoded = b"".join(
@@ -200,7 +200,7 @@ def producer_header(producer: bytes, sequence: int) -> tuple[str, bytes]:
 
 
 def is_whole(data: Bytes, at: int = 0) -> bool:
-    """Whether an intact batch begins at this position of `data`."""
+    """Return whether an intact batch begins at this position of `data`."""
     if len(data) - at < HEAD_SIZE or data[at + MAGIC_AT] != MAGIC:
         return False
     (length,) = _LENGTH.unpack_from(data, at + LENGTH_AT)
@@ -214,7 +214,7 @@ def is_whole(data: Bytes, at: int = 0) -> bool:
 def assigned(data: bytes, base: int, timeline: int) -> bytes:
     """Return the batch with its first offset, and this timeline as its leader epoch.
 
-    Several batches of one row have theirs already.
+    If `data` has several batches, they have both already.
     """
     if BatchHead.parse(data).size < len(data):
         return data
@@ -237,7 +237,7 @@ def checked(data: bytes, base: int, end: int) -> bytes:
 
 
 def split_batches(data: Bytes) -> list[tuple[BatchHead, memoryview]]:
-    """The batches in `data`, as a producer sends them; each is checked against its checksum."""
+    """Return the batches that a producer sent; verify the checksum of each."""
     batches, at, view = [], 0, memoryview(data)
     while at < len(view):
         if not is_whole(view, at):
@@ -257,15 +257,15 @@ def split_batches(data: Bytes) -> list[tuple[BatchHead, memoryview]]:
 
 
 def records_bytes(data: Bytes, head: BatchHead, at: int = 0) -> Bytes:
-    """The encoded records of the batch at this position, decompressed."""
+    """Return the encoded records of the batch at this position, decompressed."""
     view = memoryview(data)[at + HEAD_SIZE : at + head.size]
     return view if not head.codec else decompress(head.codec, view)
 
 
 def decompress(codec: int, data: memoryview) -> bytes:
-    """What a batch's records were before their codec; at most `MAX_DECOMPRESSED` bytes."""
+    """Decompress the records of a batch. Raises Damaged if they exceed `MAX_DECOMPRESSED` bytes."""
     try:
-        import cramjam  # only here: a client that reads no compressed batch need not have it
+        import cramjam  # optional: only clients that read compressed batches need it
     except ImportError:
         raise InvalidRequest("a compressed record batch needs the package cramjam") from None
     if codec >= len(CODECS):
@@ -273,8 +273,9 @@ def decompress(codec: int, data: memoryview) -> bytes:
     name = CODECS[codec]
     try:
         if name == "snappy":
-            return b"".join(_unsnap(cramjam.snappy, block) for block in _snappy_blocks(data))
-        into, room = getattr(cramjam, name).decompress_into, max(4 * len(data), 4096)
+            return _unsnap(cramjam.snappy, data)
+        into = getattr(cramjam, name).decompress_into
+        room = min(max(4 * len(data), 4096), MAX_DECOMPRESSED)
         while True:
             unpacked = bytearray(room)
             try:
@@ -282,7 +283,7 @@ def decompress(codec: int, data: memoryview) -> bytes:
             except cramjam.DecompressionError as error:
                 if _NO_ROOM not in str(error) or room >= MAX_DECOMPRESSED:
                     raise
-                room *= 4
+                room = min(4 * room, MAX_DECOMPRESSED)
     except (cramjam.DecompressionError, struct.error) as error:
         raise Damaged(f"a record batch cannot be decompressed ({name}): {error}") from None
 
@@ -298,14 +299,18 @@ def _snappy_blocks(data: memoryview) -> Iterator[memoryview]:
         at += 4 + max(0, length)
 
 
-def _unsnap(snappy: Any, block: memoryview) -> bytes:
-    if snappy.decompress_raw_len(block) > MAX_DECOMPRESSED:
-        raise Damaged(f"a record batch has more than {MAX_DECOMPRESSED} bytes")
-    return bytes(snappy.decompress_raw(block))
+def _unsnap(snappy: Any, data: memoryview) -> bytes:
+    parts, size = [], 0
+    for block in _snappy_blocks(data):
+        size += snappy.decompress_raw_len(block)
+        if size > MAX_DECOMPRESSED:
+            raise Damaged(f"a record batch has more than {MAX_DECOMPRESSED} bytes")
+        parts.append(bytes(snappy.decompress_raw(block)))
+    return b"".join(parts)
 
 
 class Fields(NamedTuple):
-    """Where the parts of a batch's records lie in its encoded records; a length of -1: null."""
+    """The positions of the parts of records within the encoded records. A length of -1 is null."""
 
     offset_deltas: list[int]
     timestamp_deltas: list[int]
@@ -317,9 +322,9 @@ class Fields(NamedTuple):
 
 
 def find_fields(data: Bytes, count: int) -> Fields:
-    """Walk the encoded records. `Damaged` when they do not fit."""
+    """Find the parts of all encoded records. Raises Damaged if the lengths do not fit."""
     fields = Fields([], [], [], [], [], [], [])
-    data = bytes(data)  # its items are read twice as fast as those of a memoryview
+    data = bytes(data)  # indexing is twice as fast as with a memoryview
     at, size = 0, len(data)
     try:
         for _ in range(count):
@@ -348,7 +353,7 @@ def find_fields(data: Bytes, count: int) -> Fields:
 
 
 def _varint_at(data: Bytes, at: int) -> tuple[int, int]:
-    """The zigzag varint at this position, and where it ends."""
+    """Return the zigzag varint at this position, and the position after it."""
     value = data[at]
     at += 1
     if value > 0x7F:
@@ -365,7 +370,7 @@ def _varint_at(data: Bytes, at: int) -> tuple[int, int]:
 
 
 def find_records(data: bytes, count: int) -> list[int]:
-    """Where each encoded record begins, behind its length; the last entry is the end."""
+    """Return where each encoded record begins, after its length. The last entry is the end."""
     starts, at, size = [], 0, len(data)
     try:
         for _ in range(count):
@@ -381,13 +386,13 @@ def find_records(data: bytes, count: int) -> list[int]:
     except IndexError:
         raise Damaged("the records of a batch do not fit their lengths") from None
     if at != size:
-        raise Damaged(f"the records of a batch have {at} bytes, {size} are there")
+        raise Damaged(f"the records of a batch have {at} bytes by their lengths, but {size} in all")
     starts.append(at)
     return starts
 
 
 def read_headers(data: Bytes, at: int) -> tuple[tuple[str, bytes | None], ...]:
-    """The headers whose number is at this position of the encoded records."""
+    """Return the headers; `at` is the position of their number in the encoded records."""
     count, at = _varint_at(data, at)
     headers: list[tuple[str, bytes | None]] = []
     try:
@@ -408,7 +413,7 @@ def without_ours(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int] | None:
-    """The id and sequence of one of our producers, if one appended the batch at this position."""
+    """Return id and sequence if one of our producers appended the batch at this position."""
     if head.producer_id != -1 or head.codec or not head.records:
         return None
     records = memoryview(data)[at + HEAD_SIZE : at + head.size]
@@ -424,7 +429,7 @@ def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int]
 
 
 def decode_batch(data: Bytes, at: int = 0) -> list[KafkaRecord]:
-    """The records of the batch at this position, without our own header."""
+    """Return the records of the batch at this position, without our own header."""
     return list(_decode(data, at))
 
 

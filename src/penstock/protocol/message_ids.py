@@ -1,6 +1,6 @@
-"""The ids of partitions and messages: derived from numbers, never stored.
+"""Compute the ids of partitions and messages. They are derived from numbers and never stored.
 
-A UUID of version 8 holds, from the left:
+An id is a UUID of version 8. From the left:
 
     bits  32  installation  random, made once per database, so that ids of two databases differ
     bits  16  partition, its highest bits
@@ -10,12 +10,12 @@ A UUID of version 8 holds, from the left:
     bits  12  partition, its lowest bits
     bits  50  sequence number; 0 names the partition itself
 
-so an acknowledgement finds its partition by arithmetic. `sql/message_uuid.sql` does the same in the
-database.
+So the partition of an acknowledgement is computed from its id. `message_uuid.sql` does the same in
+the database.
 
-A lease is a UUID of version 7. One whose holder wants to find it again after a crash is of version
-8: 48 bits of the holder's number, then the version, then chance; so a holder's leases are a range
-of ids that no other lease is in.
+The id of a lease is a UUID of version 7. A holder that must recognize its leases after a crash uses
+version 8: 48 bits of the holder's number, the version, then random bits. So its leases are a range
+of ids that contains no other lease.
 """
 
 import secrets
@@ -30,7 +30,7 @@ def message_uuid(installation: int, partition: int, seq: int) -> UUID:
 
 
 def base_of(installation: int, partition: int) -> int:
-    """The id of a partition as a number; a message's is this plus its sequence number."""
+    """Return the id of a partition as a number. A message's id is this plus its sequence number."""
     return (
         installation << 96
         | (partition >> 24) << 80
@@ -41,13 +41,13 @@ def base_of(installation: int, partition: int) -> int:
 
 
 def text_of(number: int) -> str:
-    """The usual text form of an id given as a number."""
+    """Return the text form of an id."""
     digits = f"{number:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def partition_of(installation: int, text: str) -> int | None:
-    """The partition a text names (by its own id), or None when it names none of ours."""
+    """Return the number of the partition with this id; None if it is of another installation."""
     try:
         number = UUID(text).int
     except ValueError:
@@ -57,17 +57,17 @@ def partition_of(installation: int, text: str) -> int | None:
 
 
 def sequence_of(text: str) -> int:
-    """The sequence number in the id of a message."""
+    """Return the sequence number in the id of a message."""
     return UUID(text).int & (1 << 50) - 1
 
 
 def lease_of(holder: int) -> UUID:
-    """A new lease id of this holder."""
+    """Return a new lease id for this holder."""
     chance = secrets.randbits(76) & ~(0x3 << 62)
     return UUID(int=(holder & _HOLDER) << 80 | _MARKS | chance)
 
 
 def leases_of(holder: int) -> tuple[UUID, UUID]:
-    """The first and the last id that `lease_of` can make."""
+    """Return the lowest and the highest id that `lease_of` can return."""
     first = (holder & _HOLDER) << 80 | 0x8 << 76
     return UUID(int=first), UUID(int=first | (1 << 76) - 1)

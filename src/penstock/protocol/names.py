@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequest
 QUEUE_MODE = "__QUEUE_MODE__"  # the group of consumers that name none
 DEFAULT_PARTITION = "Default"  # of messages that name none
 MAX_NAME_BYTES = 249
-LOST_FOUND = "lost+found"  # ext4 creates it; the data directory may be a mount point
+LOST_FOUND = "lost+found"  # created by ext4 if the data directory is a mount point
 RESERVED = (".", "..", ".penstock", LOST_FOUND)
 _INCARNATION = re.compile("[0-9a-f]{32}")
 

@@ -1,12 +1,12 @@
-"""Which partition a record goes to when its producer names none: as Kafka's clients choose, so that
-the same key is in the same partition whichever client appended it.
+"""Choose the partition of a record whose producer names none, as Kafka's clients do. So a key is
+always in the same partition, whichever client appended it.
 """
 
 from random import randrange
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's hash of a key: 32 bits, unsigned."""
+    """Return Kafka's hash of a key: 32 bits, unsigned."""
     mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
     size = len(data)
     mixed = 0x9747B28C ^ size
@@ -22,12 +22,12 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of the records with this key."""
+    """Return the partition of the records with this key."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 class Rotation:
-    """Takes batches without keys to one partition after another."""
+    """Choose one partition after another, for batches without keys."""
 
     __slots__ = ("_latest",)
 

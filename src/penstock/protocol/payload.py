@@ -1,8 +1,8 @@
-"""Refuses payloads that JSON would change without a word.
+"""Reject payloads that JSON would change silently.
 
 JSON has no NaN, no infinity and no bytes. The encoder writes `null` and base64 text instead, and a
-consumer cannot see that it was something else. So we look at what is pushed: quickly at first, and
-where that sees more than plain JSON, once more to name the place.
+consumer cannot see the difference. So every payload is checked: first quickly for plain JSON types;
+if it has others, again with the path to each value, for the error message.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ import msgspec
 from penstock.errors import InvalidRequest
 
 _AS_THEY_ARE = frozenset({str, int, bool, type(None), msgspec.Raw})
-_AS_TEXT = (datetime, date, time, timedelta, UUID)  # and nothing of them is lost
+_AS_TEXT = (datetime, date, time, timedelta, UUID)  # encoded as text without loss
 _BINARY = (bytes, bytearray, memoryview)
 
 
@@ -30,7 +30,7 @@ def encode_payload(value: Any) -> msgspec.Raw:
 
 
 def _plain(value: Any) -> Any:
-    """A pydantic model as plain values; the encoder knows the other kinds."""
+    """Convert a pydantic model to plain values. The encoder supports the other kinds itself."""
     dump = getattr(value, "model_dump", None)
     if dump is None or isinstance(value, type):
         raise TypeError(type(value).__qualname__)
@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def check_payload(value: Any) -> None:
-    """Raise `InvalidRequest`, naming the place, when the value cannot be said in JSON."""
+    """Raise `InvalidRequest` with the place of a value that JSON cannot represent."""
     if type(value) not in _AS_THEY_ARE and not _is_plain(value):
         _check(value, "")
 
@@ -76,16 +76,16 @@ def _check(value: Any, path: str) -> None:
     elif isinstance(value, float):
         if not _isfinite(value):
             raise InvalidRequest(
-                f"{_place(path)} is {value}, which JSON cannot say (it would become null): "
+                f"{_place(path)} is {value}, which JSON cannot represent (it would become null): "
                 "send None, a number or text"
             )
     elif isinstance(value, Decimal):
         if not value.is_finite():
             raise InvalidRequest(f"{_place(path)} is {value}: send None, a number or text")
     elif isinstance(value, _BINARY):
-        whole = "" if path else ", or msgspec.Raw(...) when it holds JSON already"
+        whole = "" if path else ", or msgspec.Raw(...) if it contains JSON already"
         raise InvalidRequest(
-            f"{_place(path)} is {type(value).__name__}, which JSON cannot say: "
+            f"{_place(path)} is {type(value).__name__}, which JSON cannot represent: "
             "send text (.decode()), or base64.b64encode(...).decode() and decode it "
             f"in the consumer{whole}"
         )
@@ -98,8 +98,9 @@ def _check(value: Any, path: str) -> None:
             for name in _fields(type(value)):
                 _check(getattr(value, name), f"{path}.{name}")
             raise InvalidRequest(
-                f"{_place(path)} is an instance of {error}, which JSON cannot express: send text, "
-                "numbers, lists, dictionaries, or a dataclass, msgspec, attrs or pydantic model"
+                f"{_place(path)} is an instance of {error}, which JSON cannot represent: send "
+                "text, numbers, lists, dictionaries, or a dataclass, msgspec, attrs or pydantic "
+                "model"
             ) from None
         # a struct or dataclass is a dictionary now, an enum its value
         if type(plain) is not type(value):
@@ -107,7 +108,7 @@ def _check(value: Any, path: str) -> None:
 
 
 def _fields(kind: Any) -> Iterator[str]:
-    """The names of the fields of a msgspec struct, a dataclass, a model of pydantic or attrs."""
+    """Yield the field names of a msgspec struct, a dataclass, or a model of pydantic or attrs."""
     for source in ("__struct_fields__", "__dataclass_fields__", "model_fields"):
         yield from getattr(kind, source, ())
     yield from (one.name for one in getattr(kind, "__attrs_attrs__", ()))

@@ -1,7 +1,7 @@
-"""A queue's options: the struct that both ends of the HTTP API agree on.
+"""The options of a queue, for both ends of the HTTP API.
 
-A field is an option: JSON has its name in camel case. `penstock.queues.options` makes the broker's
-table of names, limits and columns from it.
+Each field is an option; its name in JSON is in camel case. `penstock.queues.options` derives the
+broker's table of names, limits and columns from it.
 """
 
 from typing import Annotated, Literal

@@ -1,11 +1,10 @@
-"""A FETCH answer as columns: the log's own bytes split by numpy and Arrow, with no Python loop over
-records.
+"""Split a FETCH answer into columns with numpy and Arrow, without a Python loop over records.
 
-The raw log is `count` times `[offset u64 LE][length u32 LE][payload]`. Where records begin can only
-be known by walking the lengths; FETCH therefore sends them once more as an array of their own (4
-bytes a record, from the server's index), their running sum is where records end, and Arrow cuts the
-12 header bytes off each in C++. Offsets are counted from the first one when the last record's own
-header confirms it.
+The raw log is `count` times `[offset u64 LE][length u32 LE][payload]`, so the start of a record
+follows from the lengths of all records before it. FETCH therefore also sends the lengths as an
+array (4 bytes per record, from the server's index). Their running sum is where records end, and
+Arrow removes the 12 header bytes of each in C++. Offsets are counted from the first one if the
+header of the last record confirms the result; if not, each is read from its header.
 """
 
 from array import array
@@ -38,7 +37,7 @@ class _Pair(NamedTuple):
 
 
 class Record(_Pair):
-    """A record: a pair of offset and payload, with what else it has as attributes."""
+    """A record: a pair of offset and payload, with its other fields as attributes."""
 
     key: bytes | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
@@ -57,7 +56,7 @@ class Record(_Pair):
 
 
 def walk(raw: memoryview | bytes) -> "npt.NDArray[np.uint32]":
-    """The payload lengths of a raw log that came without them: one step of Python per record."""
+    """Return the payload lengths of a raw log, with one step of Python per record."""
     lengths, at, end = [], 0, len(raw)
     unpack = RECORD_HEADER.unpack_from
     while at + HEADER_SIZE <= end:
@@ -71,10 +70,10 @@ def walk(raw: memoryview | bytes) -> "npt.NDArray[np.uint32]":
 
 
 def payload_array(raw: memoryview, starts: "npt.NDArray[np.int64]") -> "pa.Array":
-    """The payloads, as an Arrow `binary` array, of the records that begin at `starts` (which ends
-    with where the last record ends).
+    """Return the payloads as an Arrow `binary` array. `starts` has the start of each record, then
+    the end of the last one.
     """
-    import pyarrow as pa  # only here: a client that does not want columns need not load it
+    import pyarrow as pa  # optional: only clients that want columns need it
     import pyarrow.compute as pc
 
     buffers = [None, pa.py_buffer(starts.astype(np.int32)), pa.py_buffer(raw)]
@@ -125,7 +124,7 @@ class Batch:
                 self._offsets = self._read_offsets()
 
     def _read_offsets(self) -> "npt.NDArray[np.int64]":
-        """Offsets with gaps (a compacted topic) are read from the records' own headers."""
+        """Read offsets with gaps (of a compacted topic) from the headers of the records."""
         offsets: Any
         if np is None:
             unpack = RECORD_HEADER.unpack_from
@@ -138,7 +137,7 @@ class Batch:
         if offsets[0] != self.first_offset or not grow:
             raise Damaged(
                 f"topic {self.topic!r}: "
-                f"the records fetched from offset {self.first_offset} are out of order"
+                f"the records fetched from offset {self.first_offset} are not in order"
             )
         made: npt.NDArray[np.int64] = offsets
         return made
@@ -217,7 +216,7 @@ class Batch:
 
 
 def _starts(lengths: Any) -> "npt.NDArray[np.int64]":
-    """Where each record begins; the last entry is the end."""
+    """Return where each record begins. The last entry is the end."""
     if np is None:
         sizes = (length + HEADER_SIZE for length in lengths)
         plain: Any = array("q", accumulate(sizes, initial=0))

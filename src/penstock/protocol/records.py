@@ -1,13 +1,13 @@
-"""Records as JSON, the same over HTTP, SSE and WebSocket: `{"offset": 7, "topic": "orders",
+"""Convert records to JSON and back, for HTTP, SSE and WebSocket: `{"offset": 7, "topic": "orders",
 "payload": "text"}`.
 
-A payload that is not valid UTF-8 travels as base64 and says so: `"payload": "/w==", "encoding":
-"base64"`, both ways.
+A payload that is not valid UTF-8 is sent as base64, in both directions: `"payload": "/w==",
+"encoding": "base64"`.
 
-Records of topics with `format: kafka` also have `key`, `headers` and `timestamp` (milliseconds
-since 1970), where there are any. Headers are a list of `[name, value]`, since names may be
-repeated. A key or a header's value is text, or `{"base64": "/w=="}` when it is not valid UTF-8; a
-header's value may be null, and so may the payload: a tombstone.
+Records of topics with `format: kafka` may also have `key`, `headers` and `timestamp` (milliseconds
+since 1970). Headers are a list of `[name, value]`, since names may repeat. A key or a header's
+value is text, or `{"base64": "/w=="}` if it is not valid UTF-8. A header's value may be null. A
+payload of null is a tombstone.
 """
 
 from base64 import b64decode, b64encode
@@ -22,7 +22,7 @@ BASE64 = "base64"
 
 
 class Base64(Struct, frozen=True):
-    """Bytes that are not text."""
+    """Bytes that are not valid UTF-8."""
 
     base64: str
 
@@ -41,7 +41,7 @@ class RecordMessage(Struct, gc=False):
 
 
 class MessageFields(Struct):
-    """What a client may say about a record beside its payload."""
+    """The fields that a client may give a record beside its payload."""
 
     key: Text | None = None
     headers: list[tuple[str, Text | None]] = []
@@ -52,7 +52,7 @@ class MessageFields(Struct):
         return self.key is None and not self.headers and self.timestamp is None
 
     def record(self, payload: bytes | None) -> NewRecord:
-        """The record to append."""
+        """Return the record to append."""
         headers = [(name, _bytes_of(value)) for name, value in self.headers]
         return NewRecord(payload, _bytes_of(self.key), headers, self.timestamp)
 
@@ -65,7 +65,7 @@ def message(topic: str, offset: int, payload: bytes | memoryview) -> RecordMessa
 
 
 def record_message(topic: str, record: KafkaRecord) -> RecordMessage:
-    """The same of a record with key, headers and timestamp."""
+    """Return the message of a record with key, headers and timestamp."""
     shown = message(topic, record.offset, record.value or b"")
     if record.value is None:
         shown.payload = None
@@ -80,7 +80,7 @@ def record_message(topic: str, record: KafkaRecord) -> RecordMessage:
 
 
 def record_of(shown: RecordMessage) -> NewRecord:
-    """The record that `record_message` shows, to append it elsewhere."""
+    """Convert the result of `record_message` back to a record, to append it elsewhere."""
     payload = None if shown.payload is None else payload_bytes(shown.payload, shown.encoding)
     return MessageFields(
         None if shown.key is UNSET else shown.key,
@@ -103,7 +103,7 @@ def _bytes_of(text: Text | None) -> bytes | None:
 
 
 def payload_bytes(payload: str, encoding: str | UnsetType | None = UNSET) -> bytes:
-    """The bytes a client means."""
+    """Decode the payload of a message."""
     if encoding is UNSET or encoding is None:
         return payload.encode()
     if encoding != BASE64:

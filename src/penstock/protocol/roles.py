@@ -1,4 +1,4 @@
-"""What a token allows, and what a request asks for."""
+"""The roles that tokens grant and requests need."""
 
 from enum import IntEnum
 

@@ -1,8 +1,8 @@
-"""What an exactly-once sink and a broker say to each other about a task's rows.
+"""The messages between an exactly-once sink and a broker about the rows of a task.
 
-A sink's rows are known by (target, app, batch, task). A task claims that place with checksums of
-all its rows before it writes the first one, and the broker records when the task has written the
-last one. See `penstock.topics.write_claims` for the rules.
+The rows are identified by (target, app, batch, task). Before a task writes its first row, it claims
+this place with checksums of all its rows. The broker records when the task has written the last
+one. `penstock.topics.write_claims` has the rules.
 """
 
 from typing import Annotated, Literal
@@ -20,18 +20,22 @@ class Claim(msgspec.Struct):
     """A sink task that asks to write its rows."""
 
     target: Text  # the topic or queue; "" when rows name their own
-    app: Text  # the appId, and the query when there is one
+    app: Text  # the appId, and the query if there is one
     batch: Batch
     task: Task
     checksum: Text  # of the task's rows
     run: Text  # one attempt at the batch
-    note: Text = ""  # kept with the first claim, and answered to those after it
-    keys: Text = ""  # checksum of what identifies the rows; "": all of them does
+    note: Text = ""  # stored with the first claim; later claims get it as their answer
+    keys: Text = ""  # checksum of the columns that identify the rows; "": all columns
 
 
 class Claimed(msgspec.Struct):
-    """`write` the rows from number `rows` on; all rows are `done`; `later`, after `tasks`; or
-    rejected: the place has `other` rows, or the batch is `behind` the `newest` one."""
+    """The answer to a claim.
+
+    The verdict is one of: `write` the rows from number `rows` on; all rows are `done`; try again
+    `later`, after `tasks`; rejected, since the place has `other` rows; rejected, since the batch is
+    `behind` the `newest` one.
+    """
 
     verdict: Verdict
     newest: int = 0
@@ -41,7 +45,7 @@ class Claimed(msgspec.Struct):
 
 
 class Commit(msgspec.Struct):
-    """A task that has written all its rows, or a batch whose tasks all have."""
+    """A report that a task has written all its rows, or that all tasks of a batch have."""
 
     target: Text
     app: Text

@@ -53,11 +53,11 @@ NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Malformed(InvalidRequest):
-    """A TCP body that does not parse. The connection stays open: the next frame is known."""
+    """A TCP body that does not parse. The connection stays open: framing is still intact."""
 
 
 class UnknownCommand(InvalidRequest):
-    """A TCP command byte that this server does not know."""
+    """A TCP command byte that this server does not have."""
 
 
 class Status(NamedTuple):

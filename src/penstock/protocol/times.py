@@ -1,4 +1,4 @@
-"""Times as people and programs write them: ISO 8601, UTC unless they say otherwise."""
+"""Parse times in ISO 8601. Times without a zone are in UTC."""
 
 from datetime import UTC, datetime
 
@@ -6,9 +6,9 @@ from penstock.errors import InvalidRequest
 
 
 def utc_time(text: str) -> datetime:
-    """The time that ISO 8601 `text` names; ValueError when it names none.
+    """Parse an ISO 8601 time. Raises ValueError if it is not valid.
 
-    The plus of a zone may have become a space: that is what a query string makes of it.
+    A space instead of the plus of a zone is accepted: query strings decode a plus as a space.
     """
     text = text.strip()
     time = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)
@@ -19,7 +19,7 @@ def utc_time(text: str) -> datetime:
 
 
 def time_field(text: str, name: str) -> datetime:
-    """The time in the field `name` of a request."""
+    """Parse the time in the field `name` of a request."""
     try:
         return utc_time(text)
     except ValueError:
@@ -27,12 +27,12 @@ def time_field(text: str, name: str) -> datetime:
 
 
 def epoch_millis(at: datetime) -> float:
-    """Milliseconds since 1970, as JavaScript counts."""
+    """Return the milliseconds since 1970, for JavaScript."""
     return at.timestamp() * 1000
 
 
 def epoch_seconds(text: str) -> float:
-    """Seconds since 1970 of an ISO 8601 time, or of milliseconds since 1970."""
+    """Parse an ISO 8601 time, or milliseconds since 1970. Return seconds since 1970."""
     try:
         return int(text) / 1000 if text.isdecimal() else utc_time(text).timestamp()
     except (ValueError, OverflowError):

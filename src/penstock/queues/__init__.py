@@ -3,8 +3,10 @@
 engine.py      Queues, the public face
 types.py       what goes in and what comes out
 push.py        check and name items, append them            schema/functions/append.sql
-deliver.py     a pop: take, or park and take again; hand a pushed message to a parked pop
-exchanges.py   calls that settle, then take; leases that no client has      take.sql
+deliver.py     a pop: take, or park and take again; its answer
+exchanges.py   the calls that take, for consumers and for the parked pops that a push serves;
+               leases that no client has
+taking.py      takes on their way to the database, and what they got        take.sql
 settling.py    acknowledgements on their way to the database                 settle.sql
 waiting.py     parked pops, and NOTIFY between brokers
 transaction.py, streams.py     push and settle in one transaction

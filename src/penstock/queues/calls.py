@@ -22,15 +22,15 @@ Fetch = Callable[..., Awaitable[list[Any]]]  # of the pool, or of a transaction'
 class AppendArguments(NamedTuple):
     ids: list[int]
     starts: list[int]
-    transactions: list[str]
+    transactions: str  # the text of an array: the driver encodes it several times faster
     checks: list[bool]
     traces: list[UUID | None] | None
     producers: list[str | None] | None
     keys: list[str | None] | None
     payloads: bytes
-    payload_bounds: str  # the text of an array: the driver encodes it several times faster
+    payload_bounds: str  # the text of an array
     headers: bytes | None
-    header_bounds: str | None
+    header_bounds: str | None  # the text of an array
     due_ats: list[datetime | None] | None
     delays: list[float | None] | None
 
@@ -70,11 +70,18 @@ class AppendedRow(NamedTuple):
     due_ats: list[datetime | None] | None
 
 
+# Casts of arguments that are the text of an array
+ARRAY_TEXTS = {
+    (AppendArguments, "transactions"): "::text::text[]",
+    (AppendArguments, "payload_bounds"): "::text::int[]",
+    (AppendArguments, "header_bounds"): "::text::int[]",
+}
+
+
 def _call(function: str, arguments: type[Any], first: int = 1) -> str:
     """Return the SQL of a call whose parameters begin with number `first`."""
-    casts = {"payload_bounds": "::text::int[]", "header_bounds": "::text::int[]"}
     named = (
-        f"p_{name} => ${number}{casts.get(name, '')}"
+        f"p_{name} => ${number}{ARRAY_TEXTS.get((arguments, name), '')}"
         for number, name in enumerate(arguments._fields, first)
     )
     return f"{function}({', '.join(named)})"

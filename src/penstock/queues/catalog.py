@@ -70,12 +70,18 @@ class QueueCatalog:
             return text_of(base_of(self.installation, partition) | seq)
         return f"{self._prefix(partition)}{seq:012x}"
 
-    def uuids(self, partition: int, seqs: Sequence[int]) -> tuple[str, list[str]]:
-        """The ids of a partition and of some of its messages, whose numbers ascend."""
+    def uuids(self, partition: int, seqs: Sequence[int | None]) -> tuple[str, list[str | None]]:
+        """Return the ids of a partition and of some of its messages; None for None."""
         prefix = self._prefixes.get(partition) or self._prefix(partition)
-        if seqs[-1] >> 48:
-            return prefix + "0" * 12, [self.message_uuid(partition, seq) for seq in seqs]
-        return prefix + "0" * 12, [f"{prefix}{seq:012x}" for seq in seqs]
+        ids = [
+            None
+            if seq is None
+            else f"{prefix}{seq:012x}"
+            if seq < 1 << 48
+            else self.message_uuid(partition, seq)
+            for seq in seqs
+        ]
+        return prefix + "0" * 12, ids
 
     def _prefix(self, partition: int) -> str:
         """All but the last twelve digits of the ids of a partition and its messages."""

@@ -1,7 +1,6 @@
 """What all parts of the queue engine of one broker work with."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.config.schema import QueuesSettings as Settings
 from penstock.database import Database
@@ -17,5 +16,5 @@ class QueueContext:
     settings: Settings
     catalog: QueueCatalog
     keys: EncryptionKeys
-    waiting: WaitingPops[Any]
+    waiting: WaitingPops
     calls: Calls

@@ -14,6 +14,10 @@ Auto-ack is a lease that is completed before the answer. One call would be faste
 connection broke after its commit, the messages it took would be unknown. The outcome of each of two
 calls can be asked for.
 
+A pop over several queues polls them one after the other, in the order of its requests, and takes
+from the first that has messages. While it waits it is registered under each of them, and begins
+with the one that woke it: that queue may have woken nobody else.
+
 A pop may bring acknowledgements along: they are settled first, in the same commit, so that a
 consumer's loop is one request and one commit per batch. They stay so whatever becomes of the pop.
 """
@@ -36,8 +40,9 @@ from penstock.queues.calls import Row
 from penstock.queues.catalog import check_group, check_name, remember
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
-from penstock.queues.exchanges import Exchanges, Take, TakenBatch
+from penstock.queues.exchanges import Exchanges
 from penstock.queues.settling import check_acks
+from penstock.queues.taking import Take, Taken
 from penstock.queues.types import Ack, AckOutcome, Delivered, PopOutcome, PopRequest
 from penstock.queues.waiting import WaitingPop
 
@@ -57,8 +62,6 @@ MESSAGE_COLUMNS = (
     "attempts",
 )
 ATTEMPT_HEADER = "penstock-attempt"
-POLL_AT_ONCE = ("gone", "unknown", "more")  # outcomes after which a poll makes sense now
-POLL_SOON = ("discovering", "locked")
 
 
 class Pops:
@@ -75,69 +78,78 @@ class Pops:
         self._exchanges = exchanges
         self._consumers = consumers
         self._popped = popped
-        self.closed = False  # pops find nothing (maintenance)
-        self._reopened = asyncio.Event()  # or everything stops
+        self._paused = False  # pops find nothing (maintenance)
+        self._resumed = asyncio.Event()  # or everything stops
         self._stopping = False
 
-    def close(self, closed: bool) -> None:
-        """Let pops find nothing, or open them again."""
-        self.closed = closed
-        self._reopened.clear() if closed else self._reopened.set()
+    def pause(self, paused: bool) -> None:
+        """Let pops find nothing, or resume them."""
+        self._paused = paused
+        self._resumed.clear() if paused else self._resumed.set()
         self._waiting.wake_all()
 
     def answer_waiting(self) -> None:
         """Answer all that wait, and let none wait any more."""
         self._stopping = True
-        self._reopened.set()
+        self._resumed.set()
         self._waiting.wake_all()
 
-    async def pop(self, wanted: PopRequest, acks: Sequence[Ack] = ()) -> PopOutcome:
-        """Poll until there is something or the time is over. Cancelling it returns what was taken
-        for it.
+    async def pop(self, wanted: Sequence[PopRequest], acks: Sequence[Ack] = ()) -> PopOutcome:
+        """Poll until one of the requests gets messages or the time is over; `wait` and `timeout`
+        of the first count. Cancelling it returns what was taken for it.
         """
         check_acks(acks)
-        self._consumers.seen(wanted.queue, wanted.group, wanted.consumer)
-        deadline = time.monotonic() + self._patience(wanted)
-        if self.closed and wanted.wait and not self._stopping:
-            await self._wait_until_open(deadline)
-        pop: WaitingPop[TakenBatch] = WaitingPop(wanted.group)
+        for one in wanted:
+            self._consumers.seen(one.queue, one.group, one.consumer)
+        deadline = time.monotonic() + self._patience(wanted[0])
+        if self._paused and wanted[0].wait and not self._stopping:
+            await self._wait_until_resumed(deadline)
+        pop: WaitingPop = WaitingPop()
         try:
             return await self._poll_until(deadline, pop, wanted, acks)
         finally:
             self._waiting.leave(pop)
 
     async def _poll_until(
-        self, deadline: float, pop: WaitingPop[TakenBatch], wanted: PopRequest, acks: Sequence[Ack]
+        self,
+        deadline: float,
+        pop: WaitingPop,
+        wanted: Sequence[PopRequest],
+        acks: Sequence[Ack],
     ) -> PopOutcome:
         acked: Sequence[AckOutcome] = ()
-        reason = "empty"
-        while not self.closed:
+        reason, first = "empty", wanted[0]
+        while not self._paused:
             pop.begin_poll()
-            takes = await self._takes(wanted)
-            if wanted.wait:
+            takes = [
+                (place, take) for place, one in enumerate(wanted) for take in await self._takes(one)
+            ]
+            if first.wait:
                 self._register(pop, wanted, takes)
+            if len(wanted) > 1 and pop.woken_by is not None:
+                takes.sort(key=lambda one: one[1].queue != pop.woken_by)
             wait: float | None = None  # until the next poll, as far as the database knows
             reason = "empty" if takes else "unknown"
-            for take in takes:
+            for place, take in takes:
                 settled, taken = await self._exchanges.exchange(acks, take)
                 assert taken is not None
                 acked, acks = (settled or acked), ()
                 if taken.rows:
-                    return await self._answer(wanted, taken, acked)
+                    return await self._answer(wanted, place, taken, acked)
                 if taken.outcome == "ok":  # its messages were deleted at the same time
                     self._exchanges.give_back(taken)
                     wait = 0.0
-                elif taken.outcome in POLL_AT_ONCE:
-                    if taken.outcome != "more":
-                        key = take.queue, take.group, take.partition or 0
-                        self._catalog.groups.pop(key, None)
+                elif taken.outcome == "gone":
+                    self._catalog.groups.pop((take.queue, take.group, take.partition or 0), None)
                     wait = 0.0
-                elif taken.outcome in POLL_SOON:
+                elif taken.outcome == "more":
+                    wait = 0.0
+                elif taken.outcome == "locked":
                     wait = SOON_SECONDS
                 elif taken.wait is not None:
                     wait = taken.wait if wait is None else min(wait, taken.wait)
                     reason = taken.outcome
-            again = wait == 0.0 or (wait == SOON_SECONDS and not wanted.wait)
+            again = wait == 0.0 or (wait == SOON_SECONDS and not first.wait)
             remaining = deadline - time.monotonic()
             if self._stopping or remaining <= (-OVERTIME_SECONDS if again else 0):
                 break
@@ -149,32 +161,38 @@ class Pops:
                 min(pause, self._settings.poll_interval), self._exchanges.give_back
             )
             if handed is not None:
-                return await self._answer(wanted, handed, acked)
+                return await self._answer(wanted, 0, handed, acked)
         if acks:
             acked, _ = await self._exchanges.exchange(acks)
-        return PopOutcome(wanted.group, wanted.queue, reason=reason, acked=list(acked))
+        return PopOutcome(first.group, first.queue, reason=reason, acked=list(acked))
 
-    def _register(self, pop: WaitingPop[TakenBatch], wanted: PopRequest, takes: list[Take]) -> None:
+    def _register(
+        self,
+        pop: WaitingPop,
+        wanted: Sequence[PopRequest],
+        takes: list[tuple[int, Take]],
+    ) -> None:
         """Have it woken for what it wants. A push may take for pops from any one partition of one
         queue whose consumers do not share partitions.
         """
-        queue = wanted.queue
-        names = [take.queue for take in takes] if queue is None else [queue]
-        self._waiting.register(pop, names)
-        pop.partition, pop.take = None, None
-        if queue is not None and takes:
-            pop.partition = takes[0].partition
+        places = [(one.queue, one.group) for one in wanted if one.queue is not None]
+        places += [(take.queue, take.group) for at, take in takes if wanted[at].queue is None]
+        self._waiting.register(pop, list(dict.fromkeys(places)))
+        pop.partition = next((take.partition for _, take in takes if take.partition), None)
+        pop.take = None
+        if len(wanted) == 1 and wanted[0].queue is not None and takes:
+            [(_, take)] = takes
             if (
-                takes[0].from_any_partition
-                and takes[0].batch <= SLICE
-                and not self._catalog.shares(queue)
+                take.from_any_partition
+                and take.batch <= SLICE
+                and not self._catalog.shares(take.queue)
             ):
-                pop.take = takes[0]
+                pop.take = take
 
-    async def _wait_until_open(self, deadline: float) -> None:
+    async def _wait_until_resumed(self, deadline: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await self._reopened.wait()
+                await self._resumed.wait()
         except TimeoutError:
             pass
 
@@ -249,10 +267,15 @@ class Pops:
     # Messages
 
     async def _answer(
-        self, wanted: PopRequest, taken: TakenBatch, acked: Sequence[AckOutcome]
+        self,
+        wanted: Sequence[PopRequest],
+        place: int,
+        taken: Taken,
+        acked: Sequence[AckOutcome],
     ) -> PopOutcome:
         """The messages as the client gets them; what fails before gives them back."""
-        take, auto_ack = taken.take, wanted.auto_ack
+        request, take = wanted[place], taken.take
+        auto_ack = request.auto_ack
         queue, group = take.queue, take.group
         lease_id = "" if auto_ack else take.lease_id
         messages: list[Delivered] = []
@@ -272,12 +295,12 @@ class Pops:
         if auto_ack:
             self._exchanges.acked.add(count, queue, "completed")
         self._popped.add(count, queue)
-        if wanted.queue is None:
-            self._consumers.seen(queue, group, wanted.consumer)
+        if request.queue is None:
+            self._consumers.seen(queue, group, request.consumer)
         if count >= take.batch and self._catalog.shares(queue):  # and there may be more
-            self._waiting.available(queue, 1, group, announce=False)
+            self._waiting.wake(queue, 1, group, announce=False)
         claimed = len({row["partition_id"] for row in taken.rows})
-        return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked))
+        return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), place)
 
     def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
         """The messages of a row."""
@@ -314,8 +337,8 @@ class Pops:
 
 def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
     """The headers with the number of the attempt, for clients that know no field `attempt`."""
-    known = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
-    return msgspec.json.encode(known | {ATTEMPT_HEADER: str(attempt)})
+    others = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
+    return msgspec.json.encode(others | {ATTEMPT_HEADER: str(attempt)})
 
 
 def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetime | None]:

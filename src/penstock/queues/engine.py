@@ -38,7 +38,7 @@ from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys
 from penstock.queues.deliver import Pops
-from penstock.queues.exchanges import Exchanges, TakenBatch
+from penstock.queues.exchanges import Exchanges
 from penstock.queues.failures import Failures
 from penstock.queues.push import Pusher
 from penstock.queues.settling import check_acks, uuid_of
@@ -68,7 +68,7 @@ class Queues:
         self.database, self.settings = database, settings
         self.catalog = QueueCatalog(database)
         self.keys = EncryptionKeys(settings)
-        self.waiting: WaitingPops[TakenBatch] = WaitingPops(database, self._changed)
+        self.waiting: WaitingPops = WaitingPops(database, self._changed)
         self._calls = Calls(database)
         self.figures = Figures(database)
         self.consumers = ConsumerConnections(database)
@@ -180,13 +180,19 @@ class Queues:
         """Take messages under a lease, after settling those of `acks`, in one commit. Cancelling it
         returns whatever was taken for it; what it acknowledged stays so.
         """
-        return await self._pops.pop(request, acks)
+        return await self._pops.pop([request], acks)
 
-    def close_pops(self, closed: bool) -> None:
-        """Let pops find nothing: those that wait are answered, and those that come wait until pops
-        are open again.
+    async def pop_any(self, requests: Sequence[PopRequest]) -> PopOutcome:
+        """Take messages for the first of the requests that can be served. How long to wait for one
+        of them is what the first request says. Cancelling it is as with `pop`.
         """
-        self._pops.close(closed)
+        return await self._pops.pop(requests)
+
+    def pause_pops(self, paused: bool) -> None:
+        """Let pops find nothing: those that wait are answered, and those that come wait until pops
+        are resumed.
+        """
+        self._pops.pause(paused)
 
     async def ack(self, acks: list[Ack]) -> list[AckOutcome]:
         """Settle messages, each on its own. Repeating an acknowledgement changes nothing."""
@@ -220,7 +226,7 @@ class Queues:
     def _changed(self) -> None:
         """Something was configured, here or elsewhere."""
         self.catalog.forget()
-        self.schedules.look()
+        self.schedules.wake()
 
     def _database_changed(self, healthy: bool) -> None:
         if healthy:

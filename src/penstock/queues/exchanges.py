@@ -1,5 +1,8 @@
-"""What consumers ask of the database: settle messages, then take the next ones. Requests that
-arrive together, of whichever consumer, share one call and one commit, and each gets its own answer.
+"""The calls that take messages, and the leases that no client has.
+
+A consumer's call settles messages, then takes the next ones. Requests that arrive together, of all
+consumers, share one call and one commit, and each gets its own answer. A push takes in its own call
+for the pops that are parked here (`append_and_hand_off`).
 
 A lease belongs to a client only when the client gets the messages. Until then it is ours to return,
 and no attempt is counted: when the outcome of a call is unknown (it is released before the call is
@@ -8,74 +11,29 @@ the client went away meanwhile.
 """
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
-from penstock.database.batching import SLICE, Batcher
+from penstock.database.batching import Batcher
 from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import Busy, PenstockError, Unavailable
 from penstock.metrics import Counter
-from penstock.protocol.ids import uuid7
-from penstock.protocol.message_ids import lease_of, leases_of
-from penstock.queues.calls import AppendArguments, AppendedRow, Row, TakeArguments
-from penstock.queues.catalog import remember
+from penstock.protocol.message_ids import leases_of
+from penstock.queues.calls import AppendArguments, AppendedRow
 from penstock.queues.context import QueueContext
 from penstock.queues.failures import Failures
-from penstock.queues.settling import STATUSES, AckBatch, AckRun, LeaseMemory
+from penstock.queues.settling import STATUSES, AckBatch, LeaseMemory
+from penstock.queues.taking import DueHints, Take, TakeBatch, Taken
 from penstock.queues.types import Ack, AckOutcome, Item
 
-R = TypeVar("R")
 Served = dict[tuple[str, str], int]  # queue, group -> waiting pops that a push took for
 
 TAKE_WEIGHT = 4  # what a pop adds to the size of a call; an acknowledgement adds 1
 MAX_TAKES = 256  # in a call
 LINGERING_SECONDS = 5.0  # after which a call cut off in the middle has ended one way or the other
-# Cursors that were due long ago and are not any more leave dead index entries, which vacuum cannot
-# remove while something holds an old snapshot. A scan begins shortly before the last cursor that
-# was due; at most once a second, and for at most a twentieth of the time, it goes through all of
-# them.
-SLACK = timedelta(seconds=0.25)
-FULL_SCAN_SECONDS, MAX_FULL_SCAN_SECONDS, FULL_SCAN_SHARE = 1.0, 10.0, 20
-
-
-@dataclass(slots=True)
-class Take:
-    """Messages that a group of a queue wants under one lease."""
-
-    queue: str
-    group: str
-    group_id: int
-    partition: int | None  # the one that it wants; None: any
-    batch: int  # how many messages at most
-    partitions: int  # from how many at most
-    holder: int | None
-    from_any_partition: bool = field(init=False)  # and from one only
-    lease: UUID = field(init=False)
-    lease_id: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.from_any_partition = self.partition is None and self.partitions == 1
-        self.renew_lease()
-
-    def renew_lease(self) -> None:
-        """Get a lease, another one each time."""
-        self.lease = uuid7() if self.holder is None else lease_of(self.holder)
-        self.lease_id = str(self.lease)
-
-
-@dataclass(slots=True)
-class TakenBatch:
-    """What a take got. Without rows `outcome` says why, and `wait` when to poll again."""
-
-    take: Take
-    rows: Sequence[Row]  # of type `taken`, with messages
-    outcome: str
-    wait: float | None = None
 
 
 @dataclass(slots=True)
@@ -86,15 +44,7 @@ class Exchange:
     take: Take | None = None
 
 
-Exchanged = tuple[Sequence[AckOutcome], TakenBatch | None]  # what the request gets
-
-
-@dataclass(slots=True)
-class DueHint:
-    """Where the scan for due cursors of a group begins."""
-
-    since: datetime | None = None  # no cursor that was due before is due now
-    full_scan_at: float = 0.0  # (monotonic)
+Exchanged = tuple[Sequence[AckOutcome], Taken | None]  # what the request gets
 
 
 class Exchanges:
@@ -110,10 +60,10 @@ class Exchanges:
             size=lambda one: len(one.acks) + (TAKE_WEIGHT if one.take else 0),
             limit=max(context.settings.merge_max, MAX_TAKES * TAKE_WEIGHT),
             slots=2,
-            unclaimed=lambda exchanged: self.give_back(exchanged[1]),
+            give_back=lambda exchanged: self.give_back(exchanged[1]),
         )
         self._completions: Batcher[UUID, None] = Batcher(self._complete, limit=1000, slots=2)
-        self._hints: dict[int, DueHint] = {}  # by group; of limited number
+        self._hints = DueHints()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
@@ -143,33 +93,31 @@ class Exchanges:
     async def _exchange(
         self, requests: list[Exchange], again: bool
     ) -> list[Exchanged | PenstockError]:
-        takes = [request.take for request in requests if request.take is not None]
-        if again and takes:  # it may have been committed, or be about to; nobody has its leases
-            lost = [take.lease for take in takes]
-            for take in takes:
+        takes = self._batch_of([request.take for request in requests if request.take is not None])
+        if (
+            again and takes.takes
+        ):  # it may have been committed, or be about to; nobody has its leases
+            lost = [take.lease for take in takes.takes]
+            for take in takes.takes:
                 take.renew_lease()
             await self._calls.release(lost)
-        batch = AckBatch([ack for request in requests for ack in request.acks])
-        runs = await batch.arguments(self._catalog, self.memory)
-
-        async def call(wanted: TakeArguments | None) -> tuple[list[AckOutcome], list[Row]]:
-            settled, taken = await self._calls.settle_and_take(runs, wanted)
-            return await batch.fill(settled), taken
-
-        if takes:
-            acked, deliveries = await self._take(takes, call)
-        else:
-            (acked, _), deliveries = await call(None), {}
-        self.announce(batch.acks, acked)
+        acks = AckBatch([ack for request in requests for ack in request.acks])
+        runs = await acks.arguments(self._catalog, self.memory)
+        with self._released_unless_taken(takes):
+            wanted = takes.arguments(self._max_bytes) if takes.takes else None
+            settled, rows = await self._calls.settle_and_take(runs, wanted)
+            acked = await acks.results(settled)
+            taken = takes.results(rows, self._catalog)
+        self.count_and_wake(acks.acks, acked)
         results: list[Exchanged | PenstockError] = []
         begin = 0
         for request in requests:
             end = begin + len(request.acks)
-            results.append((acked[begin:end], deliveries.get(id(request.take))))
+            results.append((acked[begin:end], taken.get(id(request.take))))
             begin = end
         return results
 
-    def announce(self, acks: Sequence[Ack], answers: Sequence[AckOutcome]) -> None:
+    def count_and_wake(self, acks: Sequence[Ack], answers: Sequence[AckOutcome]) -> None:
         """Count, and wake pops that may take what became free."""
         freed: dict[tuple[str, str], set[str]] = {}
         counted: dict[tuple[str, str], int] = {}
@@ -185,7 +133,7 @@ class Exchanges:
         for (queue, status), count in counted.items():
             self.acked.add(count, queue, status)
         for (queue, group), partitions in freed.items():
-            self._waiting.available(queue, len(partitions), group)
+            self._waiting.wake(queue, len(partitions), group)
 
     async def append_and_hand_off(
         self, arguments: AppendArguments, items: Iterable[Item], served: Served
@@ -196,126 +144,55 @@ class Exchanges:
 
         When the outcome is unknown the leases are released: the push is repeated without this.
         """
-        pops = self._waiting.claim(items)
+        pops = {id(pop.take): pop for pop in self._waiting.claim(items)}
         if not pops:
             return await self._calls.append(arguments)
-        takes: list[Take] = [pop.take for pop in pops]
+        takes = self._batch_of([pop.take for pop in pops.values() if pop.take is not None])
         try:
-            call = partial(self._calls.append_and_take, arguments)
-            appended, deliveries = await self._take(takes, call, hand_over=True)
-            for pop, take in zip(pops, takes, strict=True):
-                taken = deliveries.get(id(take))
+            with self._released_unless_taken(takes):
+                wanted = takes.arguments(self._max_bytes, hand_over=True)
+                appended, rows = await self._calls.append_and_take(arguments, wanted)
+                taken = takes.results(rows, self._catalog)
+            for take in takes.takes:
+                pop, result = pops[id(take)], taken.get(id(take))
                 if pop.claimed:  # else it has ended, or begun another poll
                     key = take.queue, take.group
                     served[key] = served.get(key, 0) + 1
-                if taken is not None and not (pop.claimed and pop.hand_over(taken)):
-                    self.give_back(taken)
+                if result is not None and not (pop.claimed and pop.hand_over(result)):
+                    self.give_back(result)
         finally:
-            for pop in pops:
+            for pop in pops.values():
                 if pop.claimed:
                     pop.wake()
         return appended
 
-    # Takes
+    def _batch_of(self, takes: list[Take]) -> TakeBatch:
+        return TakeBatch(takes, self._hints, self.memory)
 
-    async def _take(
-        self,
-        takes: list[Take],
-        call: Callable[[TakeArguments], Awaitable[tuple[R, list[Row]]]],
-        *,
-        hand_over: bool = False,
-    ) -> tuple[R, dict[int, TakenBatch]]:
-        """Make a call that takes, among other things. What else it returned, and what each take
-        got, by its identity. When the outcome is unknown the leases are released.
-        """
-        takes = sorted(takes, key=lambda take: (not take.from_any_partition, take.group_id))
-        simple = all(take.from_any_partition for take in takes)
-        sent, began = self._database.healthy, time.monotonic()
-        since = {group: self._since(group, began) for group in {take.group_id for take in takes}}
-        wanted = TakeArguments(
-            groups=[take.group_id for take in takes],
-            batches=[take.batch for take in takes],
-            leases=[take.lease for take in takes],
-            since=[since[take.group_id] for take in takes],
-            partitions=None if simple else [take.partition for take in takes],
-            spans=None if simple else [take.partitions for take in takes],
-            max_bytes=self._max_bytes,
-            hand_over=hand_over,
-        )
+    @contextmanager
+    def _released_unless_taken(self, takes: TakeBatch) -> Iterator[None]:
+        """Release the leases of a call whose outcome is unknown."""
+        sent = self._database.healthy
         try:
-            result, rows = await call(wanted)
-            return result, self._taken(takes, wanted, rows, began)
+            yield
         except Busy:
             raise  # rolled back
         except BaseException:
-            if sent:
-                self._spawn(self._release_twice([take.lease for take in takes]))
+            if sent and takes.takes:
+                self._spawn(self._release_twice([take.lease for take in takes.takes]))
             raise
-
-    def _taken(
-        self, takes: list[Take], sent: TakeArguments, rows: list[Row], began: float
-    ) -> dict[int, TakenBatch]:
-        """What each take got. Its rows are together, and the last has an outcome."""
-        cost = FULL_SCAN_SHARE * (time.monotonic() - began)
-        if cost > FULL_SCAN_SECONDS:
-            for group, since in zip(sent.groups, sent.since, strict=True):
-                hint = self._hints.get(group)
-                if since is None and hint is not None:
-                    hint.full_scan_at = began + min(cost, MAX_FULL_SCAN_SECONDS)
-        deliveries: dict[int, TakenBatch] = {}
-        begin = 0
-        for end, row in enumerate(rows, 1):
-            if row["outcome"] is None:
-                continue
-            take = takes[row["request"] - 1]
-            messages = [one for one in rows[begin:end] if one["partition_id"] is not None]
-            deliveries[id(take)] = TakenBatch(take, messages, row["outcome"], row["wait"])
-            begin = end
-            if take.partition is None and row["due_at"] is not None:
-                floor, since = row["due_at"] - SLACK, sent.since[row["request"] - 1]
-                hint = self._hints.get(take.group_id)
-                if hint is not None:
-                    hint.since = floor if since is None else max(floor, since)
-            if row["version"] is not None and len(row["seqs"]) <= SLICE:
-                partition = row["partition_id"]
-                lease = AckRun(
-                    partition,
-                    take.group,
-                    take.lease,
-                    row["transactions"],
-                    group_id=take.group_id,
-                    version=row["version"],
-                    last=row["seqs"][-1],
-                    times=row["times"],
-                    queue=take.queue,
-                    partition_name=row["partition"],
-                    partition_id=self._catalog.partition_uuid(partition),
-                )
-                self.memory.add(take.lease_id, lease)
-        return deliveries
-
-    def _since(self, group: int, now: float) -> datetime | None:
-        """From which due time on to scan the cursors of a group; None: all of them."""
-        hint = self._hints.get(group)
-        if hint is None:
-            hint = DueHint()
-            remember(self._hints, group, hint)
-        if now < hint.full_scan_at:
-            return hint.since
-        hint.full_scan_at = now + FULL_SCAN_SECONDS
-        return None
 
     # Leases that no client has
 
-    def give_back(self, delivery: TakenBatch | None) -> None:
+    def give_back(self, taken: Taken | None) -> None:
         """Release what was taken for a pop that has ended, or whose messages were deleted."""
-        if delivery is not None and (delivery.rows or delivery.outcome == "ok"):
-            self._spawn(self._give_back(delivery.take))
+        if taken is not None and (taken.rows or taken.outcome == "ok"):
+            self._spawn(self._give_back(taken.take))
 
     async def _give_back(self, take: Take) -> None:
         self.memory.forget(take.lease_id)
         await self._release([take.lease])
-        self._waiting.available(take.queue, 1, take.group)
+        self._waiting.wake(take.queue, 1, take.group)
 
     async def _release_twice(self, leases: list[UUID]) -> None:
         """End the leases of a call that was cut off, once the database is back. The call may still
@@ -339,7 +216,7 @@ class Exchanges:
         """End the leases of a holder whose process died: what it had is free again at once."""
         ended = await self._calls.release(await self._calls.leases_between(*leases_of(holder)))
         if ended:
-            self._waiting.available(queue, ended, group)
+            self._waiting.wake(queue, ended, group)
         return ended
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -6,6 +6,7 @@ docs/reference/queues.md are compared with it by a test. Every option works or i
 unknown name, a wrong type or a number out of range is an `InvalidRequest`.
 """
 
+import difflib
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -65,7 +66,9 @@ def parse(given: dict[str, Any]) -> QueueOptions:
     """Options by their JSON names, checked; defaults for the rest. None counts as not given."""
     unknown = [name for name in given if name not in BY_NAME]
     if unknown:
-        raise InvalidRequest(f"unknown option: {', '.join(sorted(unknown))}")
+        close = difflib.get_close_matches(unknown[0], BY_NAME, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; the options are {', '.join(BY_NAME)}"
+        raise InvalidRequest(f"unknown option: {', '.join(sorted(unknown))}{hint}")
     return QueueOptions(
         **{
             option.field: option.check(given[option.name])

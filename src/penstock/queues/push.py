@@ -65,7 +65,7 @@ class Pusher:
         items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
         served: Served | None = {} if self._waiting.pops and not again else None
         answers = await self.store(items, self._catalog, again=again, served=served)
-        self.announce(answers, served)
+        self.count_and_wake(answers, served)
         results: list[list[ItemOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
@@ -94,11 +94,11 @@ class Pusher:
         try again. With `served`, the first call also takes for waiting pops and counts them there.
         """
         batch = AppendBatch(items, catalog, self._keys, again)
-        for turn in range(MAX_LOOKUPS):
+        for attempt in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
                 appended = AppendedRow([], None, None)
-            elif served is not None and not turn:
+            elif served is not None and not attempt:
                 appended = await self._exchanges.append_and_hand_off(arguments, items, served)
             else:
                 appended = await self._calls.append(arguments, fetch)
@@ -113,7 +113,7 @@ class Pusher:
             batch.answers[index] = error
         return batch.answers
 
-    def announce(
+    def count_and_wake(
         self,
         answers: Sequence[ItemOutcome | PenstockError],
         served: Served | None = None,
@@ -131,9 +131,7 @@ class Pusher:
         for queue, partitions in queued.items():
             self._pushed.add(len(partitions), queue)
             shared = self._catalog.shares(queue)
-            self._waiting.available(
-                queue, len(partitions if shared else set(partitions)), served=served
-            )
+            self._waiting.wake(queue, len(partitions if shared else set(partitions)), served=served)
         if dues:
             self._delayed(dues)
 
@@ -195,7 +193,7 @@ class AppendBatch:
         return AppendArguments(
             ids=[partition for partition, _ in self._sent],
             starts=list(accumulate([len(some) for _, some in self._sent[:-1]], initial=0)),
-            transactions=[item.transaction_id or "" for item in batch],
+            transactions=array_text([item.transaction_id or "" for item in batch]),
             checks=[self._again or not one for one in fresh] if True in fresh else [True],
             traces=_unless_empty(
                 [trace_of(item.trace_id) if item.trace_id else None for item in batch]
@@ -236,31 +234,26 @@ class AppendBatch:
     async def fill(self, appended: AppendedRow) -> None:
         """Fill in answers from the row of `append`. Stale items stay without an answer."""
         stale = list(self.stale)
-        n = rested = 0
+        begin = rested = 0
         for partition, indexes in self._sent:
-            if appended.statuses is None:
-                seqs = appended.seqs[n : n + len(indexes)]
-                partition_id, ids = self._catalog.uuids(partition, seqs)
-                for index, message_id in zip(indexes, ids, strict=True):
-                    item = self._items[index]
-                    self.answers[index] = ItemOutcome(
-                        index,
-                        "queued",
-                        message_id,
-                        item.transaction_id or "",
-                        partition_id,
-                        item.trace_id,
-                        item.queue,
-                    )
-            else:
-                for number, index in enumerate(indexes, n):
-                    if appended.statuses[number] == "stale":
-                        stale.append(index)
-                    else:
-                        self.answers[index] = self._answer(index, number, appended, partition)
-            n += len(indexes)
-            if n - rested >= SLICE:
-                rested = n
+            end = begin + len(indexes)
+            partition_id, ids = self._catalog.uuids(partition, appended.seqs[begin:end])
+            nothing = [None] * len(ids)
+            statuses = appended.statuses[begin:end] if appended.statuses else nothing
+            dues = appended.due_ats[begin:end] if appended.due_ats else nothing
+            for index, message_id, status, due_at in zip(indexes, ids, statuses, dues, strict=True):
+                item = self._items[index]
+                if status == "stale":
+                    stale.append(index)
+                    continue
+                if status == "duplicate" and self._again and item.fresh:
+                    status = "queued"  # we generated this id, so an earlier attempt stored it
+                self.answers[index] = answer_of(
+                    item, index, cast(Status, status or "queued"), message_id, partition_id, due_at
+                )
+            begin = end
+            if begin - rested >= SLICE:
+                rested = begin
                 await asyncio.sleep(0)
         for index, first in self._repeats:
             answer = self.answers[first]
@@ -272,18 +265,6 @@ class AppendBatch:
                 answer.deliver_at = self.answers[first].deliver_at
             self.answers[index] = answer
         self.stale = stale
-
-    def _answer(self, index: int, n: int, appended: AppendedRow, partition: int) -> ItemOutcome:
-        """Return the answer of an item in a call with mixed outcomes."""
-        item, seq = self._items[index], appended.seqs[n]
-        assert appended.statuses is not None
-        status = cast(Status, appended.statuses[n])
-        if status == "duplicate" and self._again and item.fresh:
-            status = "queued"  # we generated this id, so an earlier attempt stored it
-        message_id = None if seq is None else self._catalog.message_uuid(partition, seq)
-        due_at = None if appended.due_ats is None else appended.due_ats[n]
-        partition_id = self._catalog.partition_uuid(partition)
-        return answer_of(item, index, status, message_id, partition_id, due_at)
 
 
 def answer_of(
@@ -355,6 +336,14 @@ def joined(values: list[bytes]) -> tuple[bytes, str]:
     """Return values as arguments of `append`: their bytes, and their bounds as an array's text."""
     bounds = list(accumulate(map(len, values), initial=1))
     return b"".join(values), f"{{{str(bounds)[1:-1]}}}"
+
+
+def array_text(values: list[str]) -> str:
+    """Return values, which contain no NUL, as the text of an array."""
+    text = "\0".join(values)
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '{"' + text.replace("\0", '","') + '"}'
 
 
 def random_ids(count: int) -> list[str]:

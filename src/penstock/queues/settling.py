@@ -108,7 +108,7 @@ class AckBatch:
 
     def __init__(self, acks: list[Ack]) -> None:
         self.acks = acks
-        self.answers: list[Any] = [None] * len(acks)  # of type AckOutcome once it is filled
+        self.answers: list[Any] = [None] * len(acks)  # of type AckOutcome at the end
         self._runs: list[AckRun] = []  # in the order in which they are sent
 
     async def arguments(
@@ -180,7 +180,7 @@ class AckBatch:
                 await asyncio.sleep(0)
         return runs
 
-    async def fill(self, rows: list[Row]) -> list[AckOutcome]:
+    async def results(self, rows: list[Row]) -> list[AckOutcome]:
         """Return the answers, from the rows of `settle`."""
         filled = 0
         for row in rows:
@@ -194,14 +194,14 @@ class AckBatch:
                             transaction, True, None, queue, partition, True, more=more
                         )
                 else:
-                    self._fill_each(run, row)
+                    self._answer_each(run, row)
                 filled += len(run.transactions)
                 if filled >= SLICE:
                     filled = 0
                     await asyncio.sleep(0)
         return self.answers
 
-    def _fill_each(self, run: AckRun, row: Row) -> None:
+    def _answer_each(self, run: AckRun, row: Row) -> None:
         columns = run.transactions, row["outcomes"], row["released"], row["dead"]
         for index, (transaction, outcome, released, dead) in enumerate(
             zip(*columns, strict=True), run.first

@@ -161,7 +161,7 @@ class Streams:
         pushed, acks, acked = await self._transactions.attempt(
             logs_of(items), work, unordered_of(items)
         )
-        self._transactions.announce(pushed, acks, acked)
+        self._transactions.count_and_wake(pushed, acks, acked)
         return CommittedCycle(
             pushed,
             sum(one.status != "retry" for one in acks),

@@ -106,7 +106,7 @@ class Transactions:
             pushed, acked = await self.attempt(logs_of(items), work, unordered_of(items))
         except Conflict as error:
             return TransactionResult(name, False, str(error))
-        self.announce(pushed, acks, acked)
+        self.count_and_wake(pushed, acks, acked)
         pushes, answers = iter(pushed), iter(acked)
         results: list[ItemOutcome | AckOutcome] = [
             next(pushes) if isinstance(operation, Item) else next(answers)
@@ -192,18 +192,18 @@ class Transactions:
         batch = AckBatch(acks)
         runs = await batch.arguments(self._catalog)
         rows = [] if runs is None else await self._calls.settle(runs, connection.fetch)
-        acked = await batch.fill(rows)
+        acked = await batch.results(rows)
         for outcome in acked:
             if not outcome.success:
                 raise Conflict(f"ACK operation failed: {outcome.error}")
         return acked
 
-    def announce(
+    def count_and_wake(
         self, pushed: list[ItemOutcome], acks: Sequence[Ack] = (), acked: Sequence[AckOutcome] = ()
     ) -> None:
         """Count what was committed, and wake the pops that it is for."""
-        self._pusher.announce(pushed)
-        self._exchanges.announce(acks, acked)
+        self._pusher.count_and_wake(pushed)
+        self._exchanges.count_and_wake(acks, acked)
 
     async def _require(self, connection: Any, leases: list[str]) -> None:
         if not leases:

@@ -50,6 +50,7 @@ class PopOutcome(msgspec.Struct):
     partitions_claimed: int = 0
     reason: str = ""
     acked: "list[AckOutcome]" = []  # of the acknowledgements that came with the request
+    source: int = 0  # which of the requests got the messages
 
 
 class Ack(msgspec.Struct, gc=False):

@@ -21,15 +21,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from penstock.database import Database
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
+from penstock.queues.taking import Take, Taken
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.queues")
-D = TypeVar("D")
 
 CHANNEL = "penstock_queues"
 # a notice need not be durable
@@ -45,18 +45,18 @@ HELLO_SECONDS = 30.0
 FORGET_SECONDS = 3 * HELLO_SECONDS  # then a silent broker is gone
 
 
-class WaitingPop(Generic[D]):
-    """A pop that polls, or is parked until it is woken or a push hands it a delivery."""
+class WaitingPop:
+    """A pop that polls, or is parked until it is woken or a push hands it messages."""
 
-    __slots__ = ("_parked", "_woken", "claimed", "group", "partition", "queues", "take")
+    __slots__ = ("_parked", "_woken", "claimed", "partition", "places", "take", "woken_by")
 
-    def __init__(self, group: str) -> None:
-        self.group = group
-        self.queues: list[str] = []  # the pop is registered under each
-        self.partition: int | None = None  # set: pop only from this partition
-        self.take: Any = None  # the `Take` that a push may do for the pop; None: it must poll
+    def __init__(self) -> None:
+        self.places: list[tuple[str, str]] = []  # queue and group; the pop is registered under each
+        self.partition: int | None = None  # set: pop only from this partition of its queue
+        self.woken_by: str | None = None  # the queue that may have messages; None: any of them
+        self.take: Take | None = None  # what a push may take for the pop; None: it must poll
         self.claimed = False  # a push takes for it: new messages do not wake it
-        self._parked: asyncio.Future[D | None] | None = None
+        self._parked: asyncio.Future[Taken | None] | None = None
         self._woken = False  # it was woken during its poll
 
     @property
@@ -67,50 +67,51 @@ class WaitingPop(Generic[D]):
         """Begin a poll: only later wake-ups make the pop poll again."""
         self._woken = False
 
-    def wake(self) -> None:
-        """Make the pop poll. If it is polling, it polls again."""
+    def wake(self, queue: str | None = None) -> None:
+        """Make the pop poll, `queue` first. If it is polling, it polls again."""
         if self._parked is None:
             self._woken = True
         elif not self._parked.done():
+            self.woken_by = queue
             self._parked.set_result(None)
 
-    def hand_over(self, delivery: D) -> bool:
-        """End the wait with a delivery. Return False if the pop is not parked any more."""
+    def hand_over(self, taken: Taken) -> bool:
+        """End the wait with what a push took. Return False if the pop is not parked any more."""
         if not self.parked:
             return False
         assert self._parked is not None
-        self._parked.set_result(delivery)
+        self._parked.set_result(taken)
         self.claimed = False
         return True
 
-    async def park(self, seconds: float, unclaimed: Callable[[D], None]) -> D | None:
-        """Wait for a delivery and return it, or None if the pop must poll. If the pop is cancelled
-        in the tick of its delivery, call `unclaimed` with it.
+    async def park(self, seconds: float, give_back: Callable[[Taken], None]) -> Taken | None:
+        """Wait until a push hands over what it took, and return it; None if the pop must poll. If
+        the pop is cancelled in the same tick, call `give_back` with it.
         """
         if self._woken:
             return None
         loop = asyncio.get_running_loop()
-        parked: asyncio.Future[D | None] = loop.create_future()
+        parked: asyncio.Future[Taken | None] = loop.create_future()
         self._parked = parked
         timer = loop.call_later(seconds, self.wake)
         try:
             return await parked
         except asyncio.CancelledError:
-            if not parked.cancelled() and (delivery := parked.result()) is not None:
-                unclaimed(delivery)
+            if not parked.cancelled() and (taken := parked.result()) is not None:
+                give_back(taken)
             raise
         finally:
             timer.cancel()
             self._parked, self.claimed = None, False
 
 
-class WaitingPops(Generic[D]):
+class WaitingPops:
     def __init__(self, database: Database, forget: Callable[[], None]) -> None:
         self._database = database
         self._forget = forget  # clears the cache of queues
         self._broker = os.urandom(6).hex()
         # queue -> group -> pops, oldest first; only queues that have pops
-        self.pops: dict[str, dict[str, dict[WaitingPop[D], None]]] = {}
+        self.pops: dict[str, dict[str, dict[WaitingPop, None]]] = {}
         self.sent = self.heard = 0  # notices to and from other brokers
         self.changes = 0  # counts changes of queues and groups
         self.on_delayed: Callable[[float], object] = lambda _: None  # gets its due time
@@ -137,7 +138,8 @@ class WaitingPops(Generic[D]):
     @property
     def parked(self) -> int:
         """Return the number of parked pops."""
-        return sum(self.parked_by_queue(len(self.pops)).values())
+        groups = (pops for groups in self.pops.values() for pops in groups.values())
+        return sum(pop.parked for pop in set().union(*groups))
 
     def parked_by_queue(self, most: int) -> dict[str, int]:
         """Return the number of parked pops of each queue, for up to `most` queues."""
@@ -147,25 +149,25 @@ class WaitingPops(Generic[D]):
         )
         return dict(islice(((queue, count) for queue, count in counts if count), most))
 
-    def register(self, pop: WaitingPop[D], queues: list[str]) -> None:
-        """Register the pop for these queues instead of its previous ones."""
-        if pop.queues != queues:
+    def register(self, pop: WaitingPop, places: list[tuple[str, str]]) -> None:
+        """Register the pop for these queues and groups instead of its previous ones."""
+        if pop.places != places:
             self.leave(pop)
-            pop.queues = queues
-            for queue in queues:
-                self.pops.setdefault(queue, {}).setdefault(pop.group, {})[pop] = None
+            pop.places = places
+            for queue, group in places:
+                self.pops.setdefault(queue, {}).setdefault(group, {})[pop] = None
 
-    def leave(self, pop: WaitingPop[D]) -> None:
-        for queue in pop.queues:
+    def leave(self, pop: WaitingPop) -> None:
+        for queue, group in pop.places:
             groups = self.pops[queue]
-            del groups[pop.group][pop]
-            if not groups[pop.group]:
-                del groups[pop.group]
+            del groups[group][pop]
+            if not groups[group]:
+                del groups[group]
                 if not groups:
                     del self.pops[queue]
-        pop.queues = []
+        pop.places = []
 
-    def claim(self, items: Iterable[Item]) -> list[WaitingPop[D]]:
+    def claim(self, items: Iterable[Item]) -> list[WaitingPop]:
         """Claim parked pops that a push of these items can serve: per group, at most one for each
         partition of the items.
         """
@@ -173,7 +175,7 @@ class WaitingPops(Generic[D]):
         for item in items:
             if item.due is None and item.queue in self.pops:
                 partitions.setdefault(item.queue, set()).add(item.partition)
-        claimed: list[WaitingPop[D]] = []
+        claimed: list[WaitingPop] = []
         for queue, names in partitions.items():
             most = min(len(names), MAX_HAND_OFFS - len(claimed))
             for pops in self.pops[queue].values():
@@ -183,7 +185,7 @@ class WaitingPops(Generic[D]):
             pop.claimed = True
         return claimed
 
-    def available(
+    def wake(
         self,
         queue: str,
         partitions: int,
@@ -201,10 +203,10 @@ class WaitingPops(Generic[D]):
                 remaining = partitions - (served.get((queue, name), 0) if served else 0)
                 for pop in tuple(groups.get(name, ())):
                     if not pop.parked or pop.partition is not None:
-                        pop.wake()
+                        pop.wake(queue)
                     elif remaining > 0 and not pop.claimed:
                         remaining -= 1
-                        pop.wake()
+                        pop.wake(queue)
         if announce and time.monotonic() < self._others_until:
             self._queues.add(queue)
             self._ready.set()
@@ -260,7 +262,7 @@ class WaitingPops(Generic[D]):
             if queue == DELAYED:
                 self.on_delayed(partitions)
             else:
-                self.available(queue, partitions, announce=False)
+                self.wake(queue, partitions, announce=False)
         return None
 
     async def _send(self) -> None:

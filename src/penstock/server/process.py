@@ -1,7 +1,7 @@
-"""The owner: one broker from its first log line to its exit code.
+"""Run the owner process of a broker, from its first log line to its exit code.
 
-Exit codes: 0 stopped as asked, 1 an unexpected failure, 2 wrong usage or configuration, 3 the data
-directory is in use, 4 the embedded database cannot be started, 5 an address cannot be listened on,
+Exit codes: 0 stopped as requested, 1 an unexpected failure, 2 wrong usage or configuration, 3 the
+data directory is in use, 4 the embedded database cannot be started, 5 an address is not available,
 130 stopped at once by a second signal.
 """
 
@@ -54,7 +54,7 @@ def main(order: str) -> int:
 
 
 def run(loaded: Loaded) -> int:
-    """Serve until a signal says stop, and return the exit code."""
+    """Serve until a signal arrives, and return the exit code."""
     config = loaded.config
     set_up(config.log_level, config.log_format)
     for warning in loaded.warnings:
@@ -81,7 +81,7 @@ def check_data_directory(directory: Path) -> None:
             pass
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            return  # the parts that need space say so, and the others work
+            return  # parts that need space report it, and the others work
         user = pwd.getpwuid(os.geteuid()).pw_name
         place = directory.absolute()
         raise ConfigError(
@@ -112,8 +112,8 @@ async def _serve(loaded: Loaded) -> None:
         await listeners.start()
         await workers.start()
         broker.starting = False
-        # Without certificates SIGHUP ends the process: its terminal is gone. Under a service
-        # manager it has none.
+        # SIGHUP reloads certificates. Without any, it ends a process whose terminal was closed; a
+        # process under a service manager has no terminal.
         if listeners.certificates.all or systemd.is_manager():
 
             def renew() -> None:

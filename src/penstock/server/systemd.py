@@ -14,7 +14,7 @@ log = logging.getLogger("penstock.server")
 
 
 def is_manager() -> bool:
-    """Return whether a service manager started this process and listens."""
+    """Return whether a service manager started this process and expects notifications."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
@@ -35,8 +35,8 @@ def notify(message: str) -> None:
 
 
 class Watchdog:
-    """Sends WATCHDOG=1 from the event loop twice per interval: a loop that hangs is noticed, and
-    the process restarted.
+    """Send WATCHDOG=1 from the event loop twice per interval. If the loop hangs, systemd restarts
+    the process.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The processes beside the owner when `workers` is more than one.
+"""Run the processes beside the owner, if `workers` is more than one.
 
-Each is started with the owner's effective configuration on its standard input (the real port and
-database address filled in), and ends when that input ends: a killed owner leaves no worker behind.
-One that dies is started again.
+Each gets the owner's effective configuration, with the actual port and database address, on its
+standard input. It ends when that input ends, so a killed owner leaves no worker behind. A worker
+that dies is started again.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ RESTART_SECONDS = (0.1, 0.5, 1.0, 5.0)
 
 
 class WorkerProcesses:
-    """Keeps `workers - 1` processes running from `start` to `stop`."""
+    """Keep `workers - 1` processes running from `start` to `stop`."""
 
     def __init__(self, config: Config, broker: Broker, listeners: Listeners) -> None:
         self._count = config.workers - 1
@@ -37,7 +37,7 @@ class WorkerProcesses:
         self._broker = broker
         self._listeners = listeners
         self._keepers: list[asyncio.Task[None]] = []
-        self._processes: dict[int, asyncio.subprocess.Process] = {}  # those that are ready
+        self._processes: dict[int, asyncio.subprocess.Process] = {}  # by number, once ready
 
     async def start(self) -> None:
         if self._count < 1:
@@ -53,7 +53,7 @@ class WorkerProcesses:
         await asyncio.gather(*(event.wait() for event in ready))
 
     def renew(self) -> None:
-        """Make all of them read their certificates again."""
+        """Make all workers read their certificates again."""
         for process in self._processes.values():
             if process.returncode is None:
                 process.send_signal(signal.SIGHUP)
@@ -70,7 +70,7 @@ class WorkerProcesses:
                 *(sys.executable, "-c", "from penstock.server.workers import main; main()"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                # Ctrl-C on the terminal reaches the owner, and the owner tells us
+                # Ctrl-C on the terminal must reach only the owner, which stops the workers
                 start_new_session=True,
             )
             assert process.stdin is not None
@@ -120,12 +120,12 @@ async def _work(config: Config, number: int, sockets: SocketPaths) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
-    def on_owner_gone() -> None:
+    def on_owner_end() -> None:
         nonlocal delay
-        delay = 0.0  # the next owner may be there already, and would share its port with us
+        delay = 0.0  # the next owner may run already, and would share its port with this worker
         stop.set()
 
-    watch_parent(lambda: loop.call_soon_threadsafe(on_owner_gone))
+    watch_parent(lambda: loop.call_soon_threadsafe(on_owner_end))
     broker = Broker(config, owner=False, worker=number)
     await broker.start()
     listeners = Listeners(broker, worker=number, sockets=sockets)

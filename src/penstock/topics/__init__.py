@@ -1,1 +1,1 @@
-"""Offset-addressed logs on disk, their retention, and consumer groups on them."""
+"""Topics: local and shared logs, their retention and tier, and consumer groups."""

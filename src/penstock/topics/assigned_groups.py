@@ -1,21 +1,21 @@
 """Groups whose members divide partitions among themselves, as Kafka's clients do.
 
-The coordinator knows nothing of topics. Members join with the protocols they speak; when all have
-joined, each generation has one protocol and one leader, who gets everyone's metadata, and whose
-assignment the others get when they sync.
+The coordinator is independent of topics. Members join with the protocols that they support. When
+all have joined, a generation begins, with one protocol and one leader. The leader gets the metadata
+of all members, and sends the assignment, which the others receive when they sync.
 
     EMPTY        no members
-    PREPARING    a rebalance: members join again. It ends when all have, or when the slowest one's
-                 rebalance timeout is over; members that did not join by then are removed
-    COMPLETING   a generation has begun, and its leader owes the assignment
-    STABLE       everyone works; members send heartbeats
+    PREPARING    a rebalance: members join again. It ends when all have joined, or after the longest
+                 rebalance timeout of a member; members that have not joined by then are removed
+    COMPLETING   a generation has begun; the leader's assignment is missing
+    STABLE       all members work and send heartbeats
 
-A member that is not heard of for its session timeout is removed; one whose join or sync waits for
-others is here. Static members (those with an instance id) come back under a new id without a
-rebalance while their session lasts, and the id they had before is fenced.
+A member is removed if it sends nothing during its session timeout. While its join or sync waits for
+others, it counts as alive. A static member (with an instance id) that returns during its session
+gets a new id without a rebalance, and its former id is fenced.
 
-Everything lives in memory: after a restart members are unknown and join again. What they committed
-is in `penstock.topics.groups`.
+All state is in memory: after a restart members are unknown and join again. Committed offsets are in
+`penstock.topics.groups`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 MIN_SESSION, MAX_SESSION = 1.0, 1800.0  # seconds
 MAX_REBALANCE = 1800.0  # seconds that a member may take to join again
-FIRST_JOINS = 0.25  # seconds for which an empty group waits for further members
+FIRST_JOINS = 0.25  # seconds that an empty group waits for more members
 MAX_MEMBERS = 1000  # of a group
 MAX_METADATA = 1 << 20  # bytes of a member's protocols, or of its assignment
 
@@ -68,7 +68,7 @@ class MemberRefused(Conflict):
 
 
 class Joining(NamedTuple):
-    """What a member says when it joins."""
+    """A member's request to join."""
 
     member: str  # "": it has no id yet
     instance: str | None
@@ -78,7 +78,7 @@ class Joining(NamedTuple):
     rebalance_timeout: float
     kind: str  # of protocols: "consumer"
     protocols: Mapping[str, bytes]  # metadata by name, in the order of preference
-    needs_id: bool  # it receives its id before it joins
+    needs_id: bool  # it must get its id before it joins
 
 
 class Joined(NamedTuple):
@@ -101,7 +101,7 @@ class Member:
     session_timeout: float
     rebalance_timeout: float
     protocols: Mapping[str, bytes]
-    deadline: float  # on the groups' clock; it counts while nothing waits
+    deadline: float  # of its session, on the groups' clock; ignored while its join or sync waits
     assignment: bytes = b""
     join: "asyncio.Future[Joined] | None" = None
     sync: "asyncio.Future[bytes] | None" = None
@@ -120,7 +120,7 @@ class AssignedGroup:
     protocol: str = ""
     leader: str = ""
     members: dict[str, Member] = field(default_factory=dict)
-    pending: dict[str, float] = field(default_factory=dict)  # ids given out, and until when
+    pending: dict[str, float] = field(default_factory=dict)  # assigned ids, and when they expire
     join_deadline: float = 0.0  # of the rebalance
     not_before: float = 0.0  # when a rebalance may end at the earliest
     timer: asyncio.TimerHandle | None = None
@@ -130,7 +130,7 @@ class AssignedGroup:
 
     @property
     def rebalance_end(self) -> float:
-        """When a rebalance ends, if nothing happens until then."""
+        """Return when a rebalance ends, if nothing changes until then."""
         everyone = all(one.join is not None for one in self.members.values())
         if everyone and not self.pending:
             return self.not_before
@@ -152,8 +152,8 @@ class AssignedGroup:
 
 
 class AssignedGroups:
-    """Lives on the event loop. `is_leased` says whether a group's members lease ranges: then it
-    cannot be joined.
+    """The groups of Kafka's clients. Runs on the event loop. `is_leased` returns whether members of
+    a group lease ranges; such a group cannot be joined.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class AssignedGroups:
         )
 
     def get(self, name: str) -> AssignedGroup | None:
-        """The group if it has members, or expects some."""
+        """Return the group if it has members, or expects some."""
         return self._groups.get(name)
 
     def names(self) -> list[str]:
@@ -192,7 +192,7 @@ class AssignedGroups:
         return group is not None and bool(group.members)
 
     def drop(self, name: str) -> None:
-        """Refuse what members of this group wait for: another broker coordinates it."""
+        """Refuse waiting requests of this group, since another broker coordinates it."""
         group = self._groups.pop(name, None)
         if group is not None:
             _stop_timer(group)
@@ -200,17 +200,17 @@ class AssignedGroups:
                 _refuse(member, Refusal.REBALANCE_IN_PROGRESS)
 
     def stop(self) -> None:
-        """Refuse what waits: the members join again, here or at the next start."""
+        """Refuse waiting requests. The members join again, here or at another broker."""
         for group in self._groups.values():
             _stop_timer(group)
             for member in group.members.values():
                 _refuse(member, Refusal.REBALANCE_IN_PROGRESS)
         self._groups.clear()
 
-    # What members ask for
+    # Requests of members
 
     async def join(self, name: str, joining: Joining) -> Joined:
-        """A place in the group's next generation, or in the present one if nothing changes."""
+        """Join the group's next generation, or the present one if nothing changes."""
         if not MIN_SESSION <= joining.session_timeout <= MAX_SESSION:
             raise MemberRefused(Refusal.INVALID_SESSION_TIMEOUT)
         if sum(map(len, joining.protocols.values())) > MAX_METADATA:
@@ -239,7 +239,7 @@ class AssignedGroups:
     async def sync(
         self, name: str, who: "Membership", assignments: Mapping[str, bytes]
     ) -> tuple[str, str, bytes]:
-        """The kind and name of the protocol, and the member's assignment."""
+        """Return the kind and name of the protocol, and the member's assignment."""
         group, member = self._find(name, who)
         if group.state is GroupState.PREPARING:
             raise MemberRefused(Refusal.REBALANCE_IN_PROGRESS)
@@ -281,7 +281,7 @@ class AssignedGroups:
         self._remove(group, [member])
 
     def check_commit(self, name: str, who: "Membership") -> None:
-        """Refuse the commit of someone who does not, or no longer, work for the group."""
+        """Refuse a commit of a client that is not a member of the present generation."""
         group = self._groups.get(name)
         if who.generation < 0 and not who.member:
             if group is not None and group.members:
@@ -344,11 +344,11 @@ class AssignedGroups:
         member.deadline = self._clock() + joining.session_timeout
 
     async def _replace(self, group: AssignedGroup, former: Member, joining: Joining) -> Joined:
-        """A static member is back: it gets a new id, its former self is fenced."""
+        """Give a static member that has returned a new id, and fence its former id."""
         _refuse(former, Refusal.FENCED_INSTANCE_ID)
         given = f"{joining.instance}-{secrets.token_hex(16)}"
         same = former.protocols == joining.protocols
-        # In its place: the order of members is what leaders assign by.
+        # Keep its place: leaders assign by the order of members.
         former_id, former.id = former.id, given
         group.members = {one.id: one for one in group.members.values()}
         self._update(former, joining)
@@ -357,7 +357,7 @@ class AssignedGroups:
             group.leader = given
         if group.state is GroupState.STABLE and same:
             self._watch(group)
-            # The leader of old has nothing to assign: it learns of another one.
+            # A former leader has nothing to assign, so it is told another leader.
             return group.joined(former, leader=former_id if was_leader else group.leader)
         return await self._wait_for_generation(group, former)
 
@@ -394,7 +394,7 @@ class AssignedGroups:
     # Rebalances
 
     async def _wait_for_generation(self, group: AssignedGroup, member: Member) -> Joined:
-        if member.join is not None:  # it has asked before, on a connection that may be gone
+        if member.join is not None:  # an earlier request, on a connection that may be lost
             _refuse(member, Refusal.UNKNOWN_MEMBER_ID)
         waiting: asyncio.Future[Joined] = asyncio.get_running_loop().create_future()
         member.join = waiting
@@ -411,7 +411,7 @@ class AssignedGroups:
     def _stopped_waiting(
         self, group: AssignedGroup, member: Member, waiting: "asyncio.Future[T]"
     ) -> None:
-        """The client has its answer, or went away: its session is what counts from here on."""
+        """End a wait, with an answer or because the client disconnected. Restart the session."""
         if member.join is waiting:
             member.join = None
         if member.sync is waiting:
@@ -420,7 +420,7 @@ class AssignedGroups:
         self._watch(group)
 
     def _prepare(self, group: AssignedGroup) -> None:
-        """Begin a rebalance: everyone is to join again."""
+        """Begin a rebalance: all members must join again."""
         group.state = GroupState.PREPARING
         slowest = max((one.rebalance_timeout for one in group.members.values()), default=0.0)
         group.join_deadline = self._clock() + slowest
@@ -430,7 +430,7 @@ class AssignedGroups:
                 member.sync = None
 
     def _go_on(self, group: AssignedGroup) -> None:
-        """End the rebalance if it can end, and set the timer for what comes next."""
+        """End the rebalance if possible, and set the timer for the next event."""
         if group.state is GroupState.PREPARING and self._clock() >= group.rebalance_end:
             self._begin_generation(group)
         if not (group.members or group.pending):
@@ -478,7 +478,7 @@ class AssignedGroups:
     # Time
 
     def _watch(self, group: AssignedGroup) -> None:
-        """One timer per group, for the next moment at which something may be over."""
+        """Set the group's timer to the next deadline."""
         _stop_timer(group)
         if self._groups.get(group.name) is not group:
             return
@@ -504,7 +504,7 @@ class AssignedGroups:
 
 
 class Membership(NamedTuple):
-    """Who a request comes from, as it says."""
+    """The member that a request claims to come from."""
 
     member: str
     generation: int
@@ -512,7 +512,7 @@ class Membership(NamedTuple):
 
 
 def _refuse(member: Member, refusal: Refusal) -> None:
-    """End what the member waits for."""
+    """End the member's waiting requests with an error."""
     for waiting in (member.join, member.sync):
         if waiting is not None and not waiting.done():
             waiting.set_exception(MemberRefused(refusal))

@@ -1,28 +1,29 @@
-"""Swapping sealed segments for one that holds fewer of their records.
+"""Swap sealed segments for one that has fewer of their records.
 
-Which records stay is someone else's decision (the pipeline's `compact` job keeps the latest per
-key); it comes as a bit per offset. The broker copies those records from its own files, so nothing
-can be changed or added on the way, and checks every batch it copies from: damage is refused, never
-hidden under a new checksum. Offsets, times and order stay as they were; offsets get gaps.
+The caller decides which records to keep, as a bit per offset (the pipeline's `compact` job keeps
+the latest record of each key). The broker copies these records from its own files, so nothing can
+be changed or added. It checks every batch that it copies from: damage is refused, never hidden
+under a new checksum. Records keep their offsets, times and order; offsets get gaps.
 
 1. The compacted segment is written beside the old ones (`*.swap`) and synced.
-2. `swap-<base>` is put in place: from here on the swap will be finished, by us or by the next
-   start. It is text with a checksum: the base of the compacted segment, which is that of the first
-   it replaces, and those of the others, separated by commas. Readers are given the compacted
-   segment now, by its open files, so that none of them depends on the renames that follow.
+2. The marker `swap-<base>` is written. From now on the swap will be finished, by this process or by
+   the next start. The marker is text with a checksum: the bases of the replaced segments, separated
+   by commas; the first is also the base of the compacted segment. Readers use the compacted segment
+   from now on, through its open files, so they do not depend on the renames.
 3. The files are renamed over the first old segment, the others are removed, then the marker.
 
-A crash before 2 leaves the old segments, after it the new one. A disk that fails in 2 leaves the
-old ones and in 3 the new one; what is left to do is kept in `Topic.unfinished_swap` and done before
-anything else touches the segments. Readers of an old segment keep their open files; whoever opens
-one again finds it gone or different and looks again.
+A crash before step 2 leaves the old segments, a crash after it the new one. If the disk fails in
+step 2, the old segments stay; if it fails in step 3, the new one counts. The rest of the work is
+kept in `Topic.unfinished_swap`, and done before anything else changes the segments. Readers of an
+old segment keep their open files. A reader that opens one again sees that it is missing or
+different, and reads the list of segments again.
 
-What may not be removed: the newest sealed record, so that a reader at the end is never left before
-a gap with nothing behind it, and the last record of what would become an empty segment. What is not
-archived yet in a topic that is.
+Some records are never removed: the newest sealed record, so that a reader is never left before a
+gap without a following record; the last record of a segment that would become empty; and, in an
+archived topic, records that are not archived yet.
 
-Sidecar rows of a compacted segment are flagged, carry no producer (the checkpoint, which is brought
-up to date first, knows the producers), and cover what is left of the batches they stood for.
+Sidecar rows of a compacted segment have a flag and no producer, and cover the rest of their former
+batches. The producers are in the checkpoint, which is updated first.
 """
 
 import contextlib
@@ -80,7 +81,7 @@ class Swapped:
 
     base: int
     end: int
-    segments: int  # how many there were
+    segments: int  # number of replaced segments
     records_before: int
     records: int
     bytes_before: int
@@ -136,7 +137,7 @@ async def compact(
 
 
 async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
-    """Finish, or undo, a swap that failed; the caller holds `topic.maintenance`."""
+    """Finish or undo a swap that failed. The caller holds `topic.maintenance`."""
     swap = topic.unfinished_swap
     if swap is None:
         return
@@ -149,7 +150,7 @@ async def finish_or_undo_swap(topic: Topic, context: Context) -> None:
 
 
 def _in_pool_for(context: Context, old: Sequence[Segment]) -> Callable[..., Awaitable[Segment]]:
-    """Where these segments are read: commits do not wait behind what comes from the tier."""
+    """Return the pool that reads these segments, so that commits do not wait for the tier."""
     if context.cache is None or all(segment.local for segment in old):
         return context.run
     return context.cache.in_thread
@@ -163,7 +164,7 @@ def _refuse_ended(topic: Topic) -> None:
 
 
 def _segments_to_compact(topic: Topic, bases: Sequence[int], keep: bytes) -> tuple[Segment, ...]:
-    """The segments meant, if they may be compacted."""
+    """Return the segments with these bases. Raises if they may not be compacted."""
     if topic.format is not AIQ:
         raise Conflict(
             f"topic {topic.name!r} has the format {topic.format.name!r}: the broker compacts it "
@@ -195,7 +196,7 @@ def _segments_to_compact(topic: Topic, bases: Sequence[int], keep: bytes) -> tup
     for place in topic.damage:
         lost = place.get("lost_from", -1) < following and place.get("lost_to", -1) > first
         if lost or place.get("base") in bases:
-            raise Damaged(f"{place['what']}: what is damaged is not compacted", following)
+            raise Damaged(f"{place['what']}: damaged segments are not compacted", following)
     return old
 
 
@@ -219,7 +220,7 @@ def _summary(old: Sequence[Segment], fresh: Segment) -> Swapped:
 
 
 async def swap_in(topic: Topic, context: Context, old: Sequence[Segment], fresh: Segment) -> None:
-    """Let `fresh`, whose files are beside those of `old`, take their place. The caller holds
+    """Replace `old` by `fresh`, whose files are beside theirs. The caller holds
     `topic.maintenance`.
     """
     marker = f"{SWAP_PREFIX}{fresh.base:020d}"
@@ -232,30 +233,30 @@ async def swap_in(topic: Topic, context: Context, old: Sequence[Segment], fresh:
             await finish_or_undo_swap(topic, context)
         except StorageError as again:
             log.error(
-                "topic %s: a failed swap (%s) could not be taken back yet: %s",
+                "topic %s: a failed swap (%s) could not be undone yet: %s",
                 topic.name,
                 error,
                 again,
             )
         raise
-    fresh.pinned = True  # read by its open files: its names are not its own yet
+    fresh.pinned = True  # its files must stay open, since they do not have their names yet
     topic.unfinished_swap = UnfinishedSwap(marker, fresh)
     topic.replace(old, fresh)
     try:
         await finish_or_undo_swap(topic, context)
     except StorageError as error:
-        log.error("topic %s: a swap counts, but is not finished on disk yet: %s", topic.name, error)
+        log.error("topic %s: a swap is in effect, but unfinished on disk: %s", topic.name, error)
     await context.run(_forget, old)
 
 
 def _forget(old: Sequence[Segment]) -> None:
-    """In the pool: the last close of a removed file gives its blocks back, which takes time."""
+    """Close the files, in the pool: the last close of a removed file frees its blocks."""
     for segment in old:
         segment.forget_files()
 
 
 def _take_back(fs: Fs, topic: Topic, marker: str) -> None:
-    """The marker first, durably: without it the rest is only litter."""
+    """Remove the marker durably, then the other files, which mean nothing without it."""
     fs.remove(topic.directory / marker)
     fs.sync_dir(topic.directory)
     _discard(fs, topic, int(marker.removeprefix(SWAP_PREFIX)))
@@ -276,7 +277,7 @@ def beside(segment: Segment, kind: str) -> Path:
 def _build(
     old: Sequence[Segment], wanted: np.ndarray, reserve: int, ending: Callable[[], bool]
 ) -> Segment:
-    """Write it, sync it, open it for reading."""
+    """Write the compacted segment, sync it, and open it for reading."""
     copy = _Copy(old[0], wanted, reserve)
     try:
         for segment in old:
@@ -295,7 +296,7 @@ def _build(
 
 
 def _check_batches(segment: Segment, ending: Callable[[], bool]) -> None:
-    """Everything in the segment must match the checksums that it has."""
+    """Verify all checksums of the segment. Raises Damaged."""
     data = segment.file(DATA)
     for _, rows, good in sidecar(segment.file(BATCHES), segment.sizes()[BATCHES]):
         if not bool(good.all()):
@@ -320,7 +321,7 @@ def _refuse_ending(ending: Callable[[], bool]) -> None:
 
 
 class _Copy:
-    """The files of the segment to be."""
+    """The files of the compacted segment."""
 
     def __init__(self, first: Segment, wanted: np.ndarray, reserve: int) -> None:
         self.fresh = AiqSegment(first.fs, first.directory, first.base, sealed=True)
@@ -346,7 +347,7 @@ class _Copy:
             file.sync()
 
     def add(self, segment: Segment, ending: Callable[[], bool]) -> None:
-        """Append what is wanted of a segment."""
+        """Append the wanted records of a segment."""
         at, rows = segment.base, 0
         while at < segment.end:
             _refuse_ending(ending)
@@ -398,7 +399,7 @@ class _Copy:
     def _sidecar(
         self, offsets: np.ndarray, places: np.ndarray, times: np.ndarray, data: memoryview
     ) -> bytes:
-        """Records appended at the same time have one row."""
+        """Return the sidecar rows: one for the records of each append time."""
         cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(offsets)]
         firsts, clock, ends = offsets.tolist(), times.tolist(), places.tolist()
         at = self.fresh.data_size

@@ -1,20 +1,20 @@
-"""What groups on topics did in each minute: records acknowledged, how long after their append,
-handed out again, lag.
+"""Figures of groups on topics per minute: acknowledged records, their latency since the append,
+records that were leased again, lag.
 
-Counted when a group's committed offset moves, at a cost per commit and none per record: append
-times never decrease along a topic, so the first and the last record of what was committed mostly
-fall into one bucket of latencies, and otherwise a search by time per bucket finds its share. The
-counts of a minute live in memory until it is over.
+They are computed when a group's committed offset moves, at a cost per commit and not per record.
+Append times never decrease along a topic, so the first and the last committed record are mostly in
+one bucket of latencies; otherwise a search by time yields the share of each bucket. The counts of a
+minute are in memory until it ends.
 
     <data_directory>/.penstock/groups/minutes.log, minutes.old     text, a line per group, topic and
                                                                    minute
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
         [minute (seconds since 1970), topic, group, acked, retried, lag, [buckets], [counts]]
 
-Several lines of the same minute (the broker was restarted in it) are added up; the last one's lag
-counts. When minutes.log is as large or as old as `MAX_FILE_BYTES` or `MAX_FILE_SECONDS` says, it
-becomes minutes.old: at least half a week is kept. These are figures, not state: a damaged line is
-left out, and a disk that is full costs the minutes it could not take.
+If the broker was restarted during a minute, the minute has several lines: they are added up, and
+the lag of the last one counts. When minutes.log reaches `MAX_FILE_BYTES` or `MAX_FILE_SECONDS`, it
+becomes minutes.old, so at least half a week is kept. These are figures, not state: damaged lines
+are skipped, and minutes that a full disk cannot store are lost.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ MAX_FILE_SECONDS = 3.5 * 86_400
 
 @dataclass(slots=True)
 class LagMinute:
-    """One group on one topic in one minute; `at` is its beginning, in seconds since 1970."""
+    """The figures of a group on a topic in the minute that begins `at` seconds since 1970."""
 
     at: int
     topic: str
@@ -70,7 +70,7 @@ class LagMinute:
 
 
 class GroupHistory:
-    """Lives on the event loop; files are touched in `pool`."""
+    """The figures of all groups. Runs on the event loop; files are accessed in `pool`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class GroupHistory:
         self._open = {}
 
     def committed(self, topic: Topic, group: str, start: int, end: int, lag: int) -> None:
-        """The committed offset moved from `start` to `end`; the group is now `lag` behind."""
+        """Count a commit that moved from `start` to `end`; `lag` is the group's lag after it."""
         now = self._clock()
         minute = self._minute(now, topic.name, group)
         minute.lag = lag
@@ -104,20 +104,18 @@ class GroupHistory:
             for bucket, count in latencies(topic, start, end, now).items():
                 minute.latency[bucket] = minute.latency.get(bucket, 0) + count
                 minute.acked += count
-        except NotCached:  # how old they are lies in the tier: not worth waiting for
+        except NotCached:  # their append times are in the tier: not worth waiting for
             minute.acked += end - start
         except (Damaged, StorageFailed) as error:
-            # reading says so as well; a commit does not depend on it
-            log.warning(
-                "topic %s: latencies of group %s are not known: %s", topic.name, group, error
-            )
+            # readers get the same error; a commit does not depend on these figures
+            log.warning("topic %s: latencies of group %s are unknown: %s", topic.name, group, error)
 
     def retried(self, topic: str, group: str, count: int) -> None:
-        """So many records were given back, or kept for too long, and are handed out again."""
+        """Count records whose lease was released or expired, so that they are leased again."""
         self._minute(self._clock(), topic, group).retried += count
 
     async def between(self, since: float, until: float) -> list[LagMinute]:
-        """In order of time. Reads the files, in the pool."""
+        """Return the figures of a period in order of time. Reads the files, in the pool."""
         lines = await in_pool(self._pool, self._read)
         minutes: dict[tuple[int, str, str], LagMinute] = {}
         for minute in (*filter(None, map(_decode, lines)), *self._open.values()):
@@ -127,7 +125,7 @@ class GroupHistory:
         return [minutes[key] for key in sorted(minutes)]
 
     def groups(self) -> list[str]:
-        """The groups that were at work lately. Reads the files."""
+        """Return the groups with recent figures. Reads the files."""
         return sorted({minute.group for minute in filter(None, map(_decode, self._read()))})
 
     def _minute(self, now: float, topic: str, group: str) -> LagMinute:
@@ -143,7 +141,7 @@ class GroupHistory:
         return minute
 
     def _over(self) -> None:
-        """Write down the minutes that have ended."""
+        """Write the minutes that have ended."""
         self._timer = None
         now = self._clock()
         ended = [key for key in self._open if key[0] + MINUTE_SECONDS <= now]
@@ -197,7 +195,7 @@ class GroupHistory:
 
 
 def latencies(topic: Topic, start: int, end: int, now: float) -> dict[int, int]:
-    """How many of the records in [start, end) fall into which bucket, at this time."""
+    """Count the records in [start, end) per bucket of their age at the time `now`."""
     start = max(start, topic.first_offset)
     if start >= end:
         return {}

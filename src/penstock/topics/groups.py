@@ -1,16 +1,15 @@
-"""Consumer groups on topics: how far each group has come, and who of its members works on what.
+"""Consumer groups on topics: their committed offsets, and the leases of their members.
 
-A group has one committed offset per topic: everything below it is done. A member that reads alone
-commits offsets itself. Members that share a topic lease ranges of offsets: each lease is a piece
-nobody else has, and the committed offset moves over completed pieces as far as they follow one
-another without a gap. A lease that is neither completed nor renewed in time returns to the group
-and is the next one handed out. So every record is processed at least once, in order within a lease,
-and twice only when a member was too slow or the broker was restarted in between: leases live in
-memory, on a monotonic clock; the committed offsets live in a journal
+A group has one committed offset per topic: all records below it are done. A member that reads alone
+commits offsets itself. Members that share a topic lease ranges of offsets, which never overlap. The
+committed offset moves over completed ranges up to the first gap. A range whose lease is neither
+completed nor renewed in time is leased next. So every record is processed at least once, in order
+within a lease. It is processed twice only if a member was too slow or the broker was restarted:
+leases are in memory, on a monotonic clock. Committed offsets are in a journal
 (`penstock.topics.offsets_journal`).
 
-What a group committed was there. When a topic ends before that, its records are lost: the topic
-reports it and gives none of their offsets again (`Topic.expect`).
+If a topic ends before a committed offset, records were lost: the topic reports that, and does not
+assign their offsets again (`Topic.expect`).
 """
 
 import asyncio
@@ -45,7 +44,7 @@ log = logging.getLogger("penstock.topics.groups")
 
 @dataclass(slots=True)
 class OffsetRange:
-    """A leased piece of a topic: offsets from `start` up to, not including, `end`."""
+    """A leased range of a topic: offsets from `start` up to, not including, `end`."""
 
     start: int
     end: int
@@ -58,24 +57,26 @@ class OffsetRange:
 
 @dataclass(slots=True)
 class Cursor:
-    """One group on one topic. `leases`, `returned`, `done` never overlap and lie below `next`."""
+    """A group on a topic. `leases`, `returned` and `done` never overlap and are below `next`."""
 
     group: str
     topic: str
     incarnation: str
     committed: int
-    next: int  # the first offset never handed out
+    next: int  # the first offset that was never leased
     leases: dict[str, OffsetRange] = field(default_factory=dict)
-    # Heaps: what is handed out again before `next`, and what is completed ahead of `committed`.
+    # Heaps of ranges: to lease again before `next`, and completed beyond `committed`.
     returned: list[tuple[int, int]] = field(default_factory=list)
     done: list[tuple[int, int]] = field(default_factory=list)
-    note: str = ""  # what a Kafka client keeps with its commit
+    note: str = ""  # text that a Kafka client stored with its commit
 
     def as_committed(self) -> CommittedOffset:
         return CommittedOffset(self.group, self.topic, self.incarnation, self.committed, self.note)
 
     def advance(self, floor: int) -> bool:
-        """Move the committed offset over what is done (or aged out); whether it moved."""
+        """Move the committed offset over completed ranges, at least to `floor`. Return whether it
+        moved.
+        """
         before = self.committed
         self.committed = max(self.committed, floor)
         while self.done and self.done[0][0] <= self.committed:
@@ -157,21 +158,21 @@ class Groups:
     # Committed offsets
 
     def offsets(self) -> list[CommittedOffset]:
-        """Of all groups, for a copy of them."""
+        """Return the committed offsets of all groups."""
         return list(self._journal.offsets.values())
 
     def committed_offset(self, group: str, topic: str) -> CommittedOffset | None:
-        """The same with what the client keeps with it."""
+        """Return the group's committed offset with its note; None if it has none."""
         cursor = self._find(group, topic)
         return None if cursor is None else cursor.as_committed()
 
     def committed(self, group: str, topic: str) -> int | None:
-        """The group's committed offset, None when it has none."""
+        """Return the group's committed offset; None if it has none."""
         cursor = self._find(group, topic)
         return None if cursor is None else cursor.committed
 
     async def commit(self, group: str, topic: str, offset: int) -> None:
-        """Set where the group resumes, durably; leases it holds on this topic are void."""
+        """Set the group's committed offset durably. Its leases on this topic end."""
         self._check_not_assigned(group)
         topic_log = self._store.require(topic)
         if isinstance(topic_log, SharedLog) and self.shared is not None:
@@ -181,11 +182,11 @@ class Groups:
         await self.flush()
 
     async def flush(self) -> None:
-        """Return when what was set until now is durable."""
+        """Wait until all committed offsets are durable. Call it after `set_committed`."""
         await self._journal.flush()
 
     def set_committed(self, group: str, topic: str, offset: int, note: str = "") -> None:
-        """Set where the group resumes; `flush` makes it durable."""
+        """Set the group's committed offset; `flush` makes it durable."""
         topic_log = self._store.require(topic)
         check_name(group, "group")
         if not 0 <= offset <= topic_log.next_offset:
@@ -207,18 +208,18 @@ class Groups:
             )
 
     def is_leased(self, group: str) -> bool:
-        """Whether members of the group hold leases."""
+        """Return whether members of the group hold leases."""
         self._expire()
         return any(one.leases for one in self._cursors.values() if one.group == group)
 
     def lag(self, group: str, topic: str) -> int:
-        """Records from the group's commit on; all of them when it has not committed."""
+        """Return the number of records from the group's committed offset on; all if it has none."""
         topic_log = self._store.require(topic)
         cursor = self._find(group, topic)
         committed = cursor.committed if cursor is not None else 0
         try:
             return topic_log.records_from(committed)
-        except (Damaged, NotCached):  # an index that cannot be read now: offsets are known
+        except (Damaged, NotCached):  # the index cannot be read now: count offsets instead
             return topic_log.next_offset - max(topic_log.first_offset, committed)
 
     def _count_commit(self, cursor: Cursor, topic: AnyLog, before: int) -> None:
@@ -227,13 +228,13 @@ class Groups:
             self.history.committed(topic, cursor.group, before, cursor.committed, lag)
 
     def names(self, topic: str | None = None) -> list[str]:
-        """The groups, all or those on one topic."""
+        """Return the groups, all or those on one topic."""
         return sorted(
             {cursor.group for cursor in self.positions() if topic in (None, cursor.topic)}
         )
 
     def details(self, group: str) -> list[GroupDetails]:
-        """Per topic: committed offset, lag, and who holds what."""
+        """Return committed offset, lag and leases per topic."""
         cursors = [cursor for cursor in self.positions() if cursor.group == group]
         if not cursors:
             raise NotFound(f"group {group!r} does not exist")
@@ -267,7 +268,7 @@ class Groups:
         ]
 
     async def delete(self, group: str, topic: str | None = None) -> None:
-        """Forget the group, altogether or on one topic."""
+        """Delete the group, completely or on one topic."""
         keys = [key for key in self._cursors if key[0] == group and topic in (None, key[1])]
         topic_log = self._store.get(topic) if topic is not None else None
         if self.shared is not None and (topic is None or isinstance(topic_log, SharedLog)):
@@ -287,11 +288,11 @@ class Groups:
     # Groups on local and shared topics together
 
     async def all_names(self, topic: str | None = None) -> list[str]:
-        """The groups, all or those on one topic."""
+        """Return the groups, all or those on one topic."""
         return sorted({*self.names(topic), *(one.group for one in await self._shared_on(topic))})
 
     async def all_details(self, group: str) -> list[GroupDetails]:
-        """Per topic: committed offset, lag, and who holds what."""
+        """Return committed offset, lag and leases per topic."""
         details = self.details(group) if group in self.names() else []
         for one in await self._shared_on(None, group):
             topic_log = self._store.get(one.topic)
@@ -317,7 +318,7 @@ class Groups:
         return details
 
     async def resume(self, group: str, topic: str) -> tuple[int | None, int]:
-        """The group's committed offset, None when it has none; and its lag."""
+        """Return the group's committed offset, None if it has none, and its lag."""
         topic_log = self._store.require(topic)
         if not isinstance(topic_log, SharedLog):
             return self.committed(group, topic), self.lag(group, topic)
@@ -340,7 +341,7 @@ class Groups:
     async def lease_within(
         self, seconds: float, group: str, topic: str, member: str, max_records: int
     ) -> OffsetRange | SharedLease | None:
-        """The same as `lease`, but wait so long for something to hand out."""
+        """Lease a range; wait up to `seconds` if there is none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         log = self._store.require(topic)
@@ -361,7 +362,7 @@ class Groups:
         max_records: int,
         start: Literal["earliest", "latest"] = "earliest",
     ) -> OffsetRange | None:
-        """A piece of the topic for this member alone; None when there is nothing to hand out now.
+        """Lease a range of the topic to this member. Return None if there is none now.
 
         `start` is where a group without a committed offset begins.
         """
@@ -403,7 +404,7 @@ class Groups:
             start, end = heappop(cursor.returned)
             start = max(start, cursor.committed)
             if start >= end:
-                continue  # it aged out while nobody had it
+                continue  # retention deleted it in the meantime
             stop = min(end, topic.first_from(start) + most)
             if stop < end:
                 heappush(cursor.returned, (stop, end))
@@ -415,8 +416,8 @@ class Groups:
         return start, cursor.next
 
     async def complete(self, lease_id: str, topic: str | None = None) -> int:
-        """The range is processed; the committed offset after it. Conflict: the lease was lost.
-        `topic` says where the lease is, which shared topics need.
+        """Complete a lease and return the committed offset after it. Raises Conflict if the lease
+        was lost. Shared topics need `topic`.
         """
         if topic is not None and self.shared is not None and self._store.is_shared(topic):
             return await self.shared.complete(lease_id)
@@ -431,20 +432,20 @@ class Groups:
         return cursor.committed
 
     async def renew_on(self, topic: str, lease_id: str) -> OffsetRange | SharedLease:
-        """The same as `renew`, on a local or a shared topic."""
+        """Renew a lease on a local or a shared topic."""
         if self.shared is not None and self._store.is_shared(topic):
             return await self.shared.renew(lease_id)
         return self.renew(lease_id)
 
     async def leave_on(self, group: str, topic: str, member: str) -> int:
-        """The same as `leave`, on a local or a shared topic."""
+        """Release a member's leases on a local or a shared topic. Return their number."""
         log = self._store.require(topic)
         if self.shared is not None and isinstance(log, SharedLog):
             return await self.shared.leave(group, log, member)
         return self.leave(group, topic, member)
 
     def renew(self, lease_id: str) -> OffsetRange:
-        """Another full lease time for a member that is still at work."""
+        """Extend a lease by a full lease time."""
         cursor = self._leases.get(lease_id)
         if cursor is None:
             raise _lost(lease_id)
@@ -454,22 +455,22 @@ class Groups:
         return leased
 
     def release(self, lease_id: str) -> None:
-        """Give the range back unprocessed: it is the next one handed out."""
+        """Release a lease unprocessed. Its range is leased next."""
         cursor, leased = self._end(lease_id)
         heappush(cursor.returned, (leased.start, leased.end))
         self.history.retried(cursor.topic, cursor.group, leased.end - leased.start)
 
     def leave(self, group: str, topic: str, member: str) -> int:
-        """Give back all that this member holds; how many ranges that were."""
+        """Release all leases of this member. Return their number."""
         cursor = self._find(group, topic)
-        held = (
+        lease_ids = (
             [lease.lease_id for lease in cursor.leases.values() if lease.member == member]
             if cursor
             else []
         )
-        for lease_id in held:
+        for lease_id in lease_ids:
             self.release(lease_id)
-        return len(held)
+        return len(lease_ids)
 
     def _end(self, lease_id: str) -> tuple[Cursor, OffsetRange]:
         cursor = self._leases.pop(lease_id, None)
@@ -478,7 +479,7 @@ class Groups:
         return cursor, cursor.leases.pop(lease_id)
 
     def _expire(self) -> None:
-        """Take back what ran out. A lease that nobody asked for since may still be completed."""
+        """Release expired leases. Until this is called, an expired lease may still be completed."""
         now = self._clock()
         while self._expiries and self._expiries[0][0] <= now:
             expires, lease_id = heappop(self._expiries)
@@ -490,7 +491,7 @@ class Groups:
     # Cursors
 
     def _find(self, group: str, topic: str) -> Cursor | None:
-        """The cursor, unless it belongs to an earlier topic of the same name."""
+        """Return the cursor, unless it belongs to an earlier topic of the same name."""
         cursor = self._cursors.get((group, topic))
         topic_log = self._store.get(topic)
         if cursor is None or topic_log is None or topic_log.incarnation != cursor.incarnation:
@@ -505,7 +506,7 @@ class Groups:
         return cursor
 
     def positions(self) -> list[Cursor]:
-        """Where every group is, by topic."""
+        """Return the cursors of all groups on existing topics."""
         return [cursor for key, cursor in self._cursors.items() if self._find(*key) is cursor]
 
     def _lags(self) -> dict[tuple[str, str], float]:
@@ -525,7 +526,7 @@ class Groups:
             self._forget(key)
 
     async def _check_topics(self) -> None:
-        """What the groups know of their topics against what the topics hold."""
+        """Check that the topics have all offsets that groups have committed."""
         gone = {
             cursor.topic
             for cursor in self._cursors.values()
@@ -553,6 +554,4 @@ class Groups:
 
 
 def _lost(lease_id: str) -> Conflict:
-    return Conflict(
-        f"lease {lease_id} does not exist any more: it has expired, or it was completed"
-    )
+    return Conflict(f"lease {lease_id} does not exist: it has expired, or it was completed")

@@ -1,9 +1,9 @@
-"""Compaction of local topics by key (`penstock.log.batches.by_key`), which the broker does itself.
+"""Compact local topics by key (`penstock.log.batches.by_key`).
 
-It reads the sealed segments and replaces neighbours, as many as fit one segment, by one without the
-records that a later one of the same key has replaced (`penstock.topics.compaction` swaps them).
-A pass runs when at least half of the sealed bytes were not compacted before. Damage is refused,
-never hidden under a new checksum.
+The broker reads the sealed segments, and replaces adjacent ones, as many as fit into one segment,
+by one without the records that have a later record of the same key. `penstock.topics.compaction`
+swaps them. A pass runs when at least half of the sealed bytes were not compacted before. Damage is
+refused, never hidden under a new checksum.
 """
 
 import logging
@@ -27,7 +27,7 @@ MIN_DIRTY_SHARE = 0.5  # of the sealed bytes
 
 
 async def compact_by_key(topic: Topic, context: Context) -> int:
-    """Compact the topic if it is worth it; how many records went."""
+    """Compact the topic if it is worth it. Return the number of removed records."""
     if topic.policy != COMPACT or not topic.format.keyed or topic.maintenance.locked():
         return 0
     async with topic.maintenance:
@@ -42,7 +42,7 @@ async def compact_by_key(topic: Topic, context: Context) -> int:
         if not dirty or dirty < MIN_DIRTY_SHARE * sum(one.data_size for one in sealed):
             return 0
         if not all(one.local for one in sealed) or topic.damage:
-            return 0  # what lies in the tier, or is damaged, is left as it is
+            return 0  # segments that are in the tier, or damaged, are not compacted
         await topic.rest()
         latest = LatestOffsets(context.clock())
         await context.run(_note_keys, latest, sealed, lambda: topic.ending)
@@ -78,7 +78,7 @@ def _note_keys(
 
 
 def _batches(segment: Segment, ending: Callable[[], bool]) -> Iterator[Located]:
-    """All batches of a segment; `Damaged` when one is not whole."""
+    """Yield all batches of a segment. Raises Damaged if one is not intact."""
     at, data = 0, segment.file(DATA)
     for batch in whole_batches(data, 0, segment.data_size, segment.base, limit=segment.end):
         if ending():
@@ -90,7 +90,7 @@ def _batches(segment: Segment, ending: Callable[[], bool]) -> Iterator[Located]:
 
 
 class _Rebuild:
-    """The segment that takes the place of `old`."""
+    """The compacted segment that replaces `old`."""
 
     def __init__(self, old: Sequence[BatchSegment], latest: LatestOffsets, reserve: int) -> None:
         self._old = old
@@ -100,7 +100,7 @@ class _Rebuild:
         self._index.compacted = True
 
     def run(self, ending: Callable[[], bool]) -> BatchSegment:
-        """Write it beside the old ones, sync it, open it for reading."""
+        """Write the segment beside the old ones, sync it, and open it for reading."""
         first = self._old[0]
         fs, directory = first.fs, first.directory
         size = sum(one.data_size for one in self._old)

@@ -1,4 +1,4 @@
-"""Turns local topics into shared ones. Offsets, groups and idempotent producers are kept.
+"""Turn local topics into shared ones. Offsets, groups and idempotent producers are kept.
 
     copying  records are copied to the database while the topic is appended to as before
     closing  appends are refused with an error that clients retry, and the rest is copied
@@ -30,7 +30,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.io.fs import DISK
-from penstock.io.tasks import cancelled, supervised
+from penstock.io.tasks import RETRY_SECONDS, cancelled, supervised
 from penstock.log.layout import ProducerEntry
 from penstock.log.producers import parse_producer
 from penstock.protocol.names import partition_label, split_label
@@ -47,7 +47,6 @@ COPYING, CLOSING, SHARED, FAILED = "copying", "closing", "shared", "failed"
 SUFFIX = ".move"
 COPY_BYTES = 1 << 20  # of one statement
 ROW_BYTES = 1 << 16  # of one row, unless one batch is larger
-RETRY_SECONDS = 1.0
 
 BEGIN = """
   INSERT INTO shared_logs (topic, partition, incarnation, next_offset, timeline, changed_at, moving)
@@ -256,7 +255,7 @@ class TopicMoves:
         return True
 
     async def _copy_some(self, topic: Topic, log_id: int, at: int, newest: int) -> tuple[int, int]:
-        """Copy batches from offset `at` on; the offset after them and the latest timestamp."""
+        """Copy batches from offset `at` on. Return the offset after them, the newest timestamp."""
         start = max(at, topic.first_offset)  # retention continues
         fetched = await topic.read_through(lambda: topic.batches(start, COPY_BYTES))
         rows: list[tuple[int, int, int, int, bytes]] = []

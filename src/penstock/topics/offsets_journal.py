@@ -1,24 +1,24 @@
-"""The committed offsets of consumer groups on disk: a journal, and a copy of what it says.
+"""The committed offsets of consumer groups on disk: a journal, and a copy of its contents.
 
     <data_directory>/.penstock/groups/offsets.log    text, one line per event, the last one of a
                                                      group and topic counts
         <8 hexadecimal digits: CRC32C of the rest> <JSON array>\\n
         ["commit", group, topic, incarnation, offset]      ["delete", group, topic]
         ["noted", group, topic, incarnation, offset, text]     a commit with the text that a Kafka
-                                                               client keeps with it
+                                                               client stored with it
 
-A line that does not match its checksum is skipped and counted; the group then starts from its
-commit before that. The journal is replaced by a snapshot when it has grown to several times what it
-says, and after any failed write.
+A line that does not match its checksum is skipped and counted; the group then resumes from its
+previous commit. The journal is replaced by a snapshot when it is several times as large as one, and
+after any failed write.
 
-    <data_directory>/.penstock/groups/offsets.copy   a commit for each group and topic as of then;
-                                                     before them
-        ["copy", size]                               how large the journal was; it never becomes
-                                                     smaller than that
+    <data_directory>/.penstock/groups/offsets.copy   first this line, then a commit for each group
+                                                     and topic at that time
+        ["copy", size]                               the size of the journal, which never becomes
+                                                     smaller
 
 The copy is written when the broker starts and stops, and whenever the journal has doubled. A
-journal that is missing or smaller than its copy says has lost commits: the groups resume from the
-copy, which is reported. They read again what they did since; nothing is passed over.
+journal that is missing, or smaller than the copy says, has lost commits. Then the groups resume
+from the copy, and this is reported. They read some records again, but skip none.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ class CommittedOffset(NamedTuple):
     topic: str
     incarnation: str
     offset: int
-    note: str = ""  # what a Kafka client keeps with it
+    note: str = ""  # text that a Kafka client stored with it
 
 
 class OffsetsJournal:
-    """Lives on the event loop; whatever is waiting shares one write and one fsync in the pool.
+    """The journal. Runs on the event loop; pending lines share one write and one fsync in the pool.
 
     `damage` counts faults by outcome.
     """
@@ -69,19 +69,21 @@ class OffsetsJournal:
         self._fs = fs
         self._sync = sync
         self._damage = damage
-        # What the journal says, or will say when what waits is written; by group and topic.
+        # The contents of the journal, including pending lines; by group and topic.
         self.offsets: dict[tuple[str, str], CommittedOffset] = {}
-        self._lines: list[bytes] = []  # still to be written
-        self._waiting: list[asyncio.Future[None]] = []  # for them
+        self._lines: list[bytes] = []  # pending
+        self._waiting: list[asyncio.Future[None]] = []  # callers of `flush` for these lines
         self._writing: asyncio.Task[None] | None = None
-        self._copied = 0  # size of the journal as the copy says; 0: there is none
+        self._copied = 0  # size of the journal according to the copy; 0: there is no copy
         self._rewrite = False  # the journal cannot be trusted: replace it by a snapshot
-        self.skipped = 0  # damaged lines met at the start
+        self.skipped = 0  # damaged lines at the start
 
     # Loading
 
     def load(self, recent_groups: Callable[[], list[str]]) -> None:
-        """Blocks. `recent_groups` were at work before, whatever the journal says."""
+        """Read the journal and the copy. Blocks. `recent_groups` returns groups that have figures,
+        to report lost offsets if both files are missing.
+        """
         self._fs.make_dir(self._directory)
         path = self._directory / COPY
         journal, copy = self._file.read(), self._fs.read(path) if self._fs.exists(path) else None
@@ -108,7 +110,7 @@ class OffsetsJournal:
             self.report(
                 "lost",
                 f"{JOURNAL} is missing: the committed offsets of {', '.join(groups)} are lost, "
-                "they start over",
+                "so these groups start over",
             )
         self._replay(journal or b"")
         if self.skipped:
@@ -135,22 +137,22 @@ class OffsetsJournal:
     # Writing
 
     def commit(self, committed: CommittedOffset) -> None:
-        """Written soon; `flush` waits for it."""
+        """Queue a commit; `flush` waits until it is durable."""
         self.offsets[committed.group, committed.topic] = committed
         self._append(commit_line(committed))
 
     def delete(self, group: str, topic: str) -> None:
-        """Written soon; `flush` waits for it."""
+        """Queue the deletion of an offset; `flush` waits until it is durable."""
         self.offsets.pop((group, topic), None)
         self._append(line(["delete", group, topic]))
 
     def correct(self, committed: CommittedOffset) -> None:
-        """What the journal says of this group and topic is wrong: `copy` replaces it."""
+        """Replace a wrong entry of the journal; `copy` writes it."""
         self.offsets[committed.group, committed.topic] = committed
         self._rewrite = True
 
     async def flush(self) -> None:
-        """Return when what was just committed or deleted is durable."""
+        """Wait until the lines that were just queued are durable. There must be some."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
         await future
@@ -192,7 +194,7 @@ class OffsetsJournal:
         return b"".join(map(commit_line, self.offsets.values()))
 
     def _write_lines(self, lines: bytes, snapshot: bytes, rewrite: bool) -> None:
-        """Append the lines; with `rewrite` the snapshot, which has them, replaces the journal."""
+        """Append the lines. With `rewrite`, replace the journal by the snapshot, which has them."""
         if rewrite:
             self._write_copy(snapshot, min(len(snapshot), self._file.size or len(snapshot)))
             self._file.replace(snapshot)
@@ -202,7 +204,7 @@ class OffsetsJournal:
             self._write_copy(snapshot, self._file.size)
 
     async def copy(self) -> None:
-        """Write the copy, unless it says what there is; after damage, the journal as well."""
+        """Write the copy if it is out of date; after damage, the journal as well."""
         if self._rewrite and self.offsets:
             self._append(b"")
             await self._drain()
@@ -235,7 +237,7 @@ def _refuse(waiting: Iterable[asyncio.Future[None]], failure: StorageError) -> N
 
 
 def commit_line(committed: CommittedOffset) -> bytes:
-    """Return the line of a commit; one without a note is as older brokers read it."""
+    """Return the line of a commit. Without a note, older brokers can read it."""
     if committed.note:
         return line(["noted", *committed])
     return line(["commit", *committed[:-1]])

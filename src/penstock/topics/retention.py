@@ -1,13 +1,14 @@
-"""Retention: whole sealed segments go, oldest first, by age and by size; the active one never does.
+"""Retention: delete whole sealed segments by age and size, oldest first, but never the active one.
 
-A topic may have its own age and size (`penstock.log.limits`). Records that a person deletes are
-gone at once, by the first offset that the topic shows; their segments go when they are whole.
+A topic may have its own age and size (`penstock.log.limits`). Records that an operator deletes are
+hidden at once: the topic's first offset changes. A segment is deleted when all its records are
+hidden.
 
-A topic that is archived (it has an `archived` mark) keeps what was not archived yet; one whose
-policy is `compact` keeps its segments, since the only record of a key may lie in the oldest. What
-lies in the tier goes from its manifest first: while that cannot be written, retention waits. The
-data file is removed last, so a data file that is missing while its index is there is always damage
-and never an interrupted removal.
+An archived topic (with an `archived` mark) keeps records that are not archived yet. A topic with
+the policy `compact` keeps its segments, since the only record of a key may be in the oldest one.
+Segments in the tier are first removed from the manifest; while it cannot be written, retention
+waits. The data file is removed last, so a missing data file whose index exists is always damage,
+never an interrupted removal.
 """
 
 import logging
@@ -27,7 +28,7 @@ log = logging.getLogger("penstock.topics")
 
 
 async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> int:
-    """Roll the active segment if it is old enough, delete segments that may go; how many went."""
+    """Roll the active segment if it is old enough, and delete expired ones. Return their number."""
     settings = context.settings
     if topic.ending:
         return 0
@@ -40,7 +41,7 @@ async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> in
     ):
         await topic.seal()
     if topic.maintenance.locked():
-        return 0  # segments are being compacted: the other topics need not wait for that
+        return 0  # segments are being compacted; do not let the other topics wait for that
     if topic.ending or not (age or size or topic.unfinished_swap or topic.limits.start):
         return 0
     async with topic.maintenance:
@@ -66,7 +67,7 @@ async def _drop(topic: Topic, segments: list[Segment], tier: Tier | None) -> Non
 
 
 async def delete_before(topic: Topic, offset: int, tier: Tier | None) -> None:
-    """Delete the records before this offset, whatever retention and policy say."""
+    """Delete the records before this offset, regardless of retention and policy."""
     if not 0 <= offset <= topic.next_offset:
         raise InvalidOffset(f"offset {offset} lies outside 0 to {topic.next_offset}")
     if offset == topic.next_offset:
@@ -83,7 +84,7 @@ def _before_start(topic: Topic) -> list[Segment]:
 
 
 def limits_of(topic: Topic, context: Context) -> tuple[float, int]:
-    """The longest age and the largest size that retention leaves; 0: unlimited."""
+    """Return the limits of age and size; 0: unlimited."""
     settings, own = context.settings, topic.limits
     return (
         settings.retention_age if own.retention_age is None else own.retention_age,
@@ -92,7 +93,7 @@ def limits_of(topic: Topic, context: Context) -> tuple[float, int]:
 
 
 def surplus(topic: Topic, context: Context) -> list[Segment]:
-    """The oldest segments that age or size condemn, or that are deleted already."""
+    """Return the oldest segments that exceed age or size, or whose records were all deleted."""
     deleted = _before_start(topic)
     if topic.policy == COMPACT:
         return deleted

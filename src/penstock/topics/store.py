@@ -1,22 +1,22 @@
 """All topics of a data directory.
 
-Every topic is opened at start, which for one that was stopped cleanly means reading a checkpoint
-and a few rows of its indexes (in the pool, some 0.2 ms), so that damage is reported at once and
-sizes are known; files are only held open while they are used. A topic that cannot be read at all is
-left out, logged and counted: the others are served.
+Every topic is opened at the start, so that damage is reported at once and sizes are known. After a
+clean stop, this reads a checkpoint and a few rows of its indexes (in the pool, about 0.2 ms). Files
+are only open while they are used. A topic that cannot be read at all is logged and counted, and the
+others are served.
 
 A topic has a log per partition, each a `Topic`. The log of partition 0 has the topic's name, the
-others `name/number`. Logs in aiq's layout are directories of the data directory (aiq takes every
-directory there for a topic), and such a topic has one partition. Record batches are in
-`.penstock/logs/<topic>/<partition>/`; they are made elsewhere and renamed into place, all
+others `name/number`. Logs in aiq's layout are directories in the data directory (aiq treats every
+directory there as a topic), and such a topic has one partition. Record batches are in
+`.penstock/logs/<topic>/<partition>/`. They are created elsewhere and renamed into place, all
 partitions at once.
 
-Shared topics, which belong to no broker, are in `penstock.topics.shared`. A name is looked for on
-this disk first, then among them; what iterates over the store gets the logs on this disk.
+Shared topics, which belong to no broker, are in `penstock.topics.shared`. A name is searched on
+this disk first, then among them. Iterating over the store yields the logs on this disk.
 
-A topic is deleted by renaming its directory away, which is atomic, and removing it after. Its name
-is taken until then: a `create` that did not wait would recover the old files and lose what is
-appended to the rename.
+To delete a topic, its directory is renamed, which is atomic, and then removed. Its name is taken
+until then. Otherwise `create` could recover the old files, and the rename would remove records that
+were appended since.
 """
 
 import asyncio
@@ -72,13 +72,12 @@ TRASH, UNFINISHED = "deleted-topics", "new-topics"
 MAX_PARTITIONS = 1024
 IDLE_SECONDS = 30.0
 TOPICS_PER_STEP = 256
-# Whatever a topic's files may do to the code that reads them: the topic is left out, the others are
-# served.
+# The errors that damaged files may cause. The topic is left out, and the others are served.
 CANNOT_OPEN = (PenstockError, OSError, ValueError, LookupError, ArithmeticError)
 
 
 class Deletion(NamedTuple):
-    """A topic that is being deleted, or whose deletion failed."""
+    """The deletion of a topic, in progress or failed."""
 
     partitions: list[Topic]
     task: asyncio.Task[None]
@@ -110,11 +109,11 @@ class TopicStore:
         self._topics: dict[str, Topic] = {}  # partitions, by label
         self._partitions: dict[str, int] = {}  # how many each topic has
         self._creating: dict[str, asyncio.Task[AnyLog]] = {}  # names that are not in `_topics`
-        self._deleting: dict[str, Deletion] = {}  # nor are these; what is created waits for them
+        self._deleting: dict[str, Deletion] = {}  # nor are these; `create` waits for them
         self._awaited: dict[str, set[asyncio.Future[None]]] = {}  # callers that wait for a name
         self.unreadable: dict[str, str] = {}  # topics that could not be opened, and why
         self._maintenance: asyncio.Task[None] | None = None
-        # A task that nobody refers to may be collected.
+        # References to tasks: a task without one may be garbage-collected.
         self._compactions: set[asyncio.Task[Swapped]] = set()
         self.shared: SharedTopics | None = None
         self.tier = (
@@ -141,7 +140,7 @@ class TopicStore:
         )
 
     def share(self, database: Database) -> SharedTopics:
-        """Serve the shared topics of this database too, once what is returned is started."""
+        """Also serve the shared topics of this database. The caller starts the returned object."""
         store = ObjectStore(self.settings.shared_tier) if self.settings.shared_tier else None
         self.shared = SharedTopics(
             database, self.settings, self.context.instruments, self.context.metrics, store
@@ -248,7 +247,7 @@ class TopicStore:
         return sorted({*self._partitions, *self.shared.names()})
 
     def partitions(self, name: str) -> int:
-        """How many partitions the topic has; 0 when the topic does not exist."""
+        """Return the number of partitions; 0 if the topic does not exist."""
         local = self._partitions.get(name, 0)
         return local or (self.shared.partitions(name) if self.shared is not None else 0)
 
@@ -257,11 +256,11 @@ class TopicStore:
         return self.shared is not None and bool(self.shared.names())
 
     def is_shared(self, name: str) -> bool:
-        """Whether the topic of this name belongs to no broker."""
+        """Return whether the topic of this name is shared."""
         return isinstance(self.get(name), SharedLog)
 
     def partition(self, name: str, number: int) -> AnyLog:
-        """The log of a partition."""
+        """Return the log of a partition."""
         count = self.partitions(name)
         if not 0 <= number < count:
             what = f"has {count} partitions, not {number}" if count else "does not exist"
@@ -270,26 +269,26 @@ class TopicStore:
 
     @property
     def disk_full(self) -> str | None:
-        """Why appends are refused for want of room, if they are."""
+        """Return why appends are refused if the disk is full, else None."""
         return self.context.space.full
 
     def get(self, name: str) -> AnyLog | None:
-        """The topic of this name (its partition 0), or the partition with this label, if any."""
+        """Return partition 0 of this topic, or the partition with this label; None if missing."""
         topic = self._topics.get(name)
         if topic is None and self.shared is not None:
             return self.shared.get(name)
         return topic
 
     def local(self, name: str) -> Topic:
-        """The topic of this name, for what only a log on this disk can do."""
+        """Return the topic of this name. Raises Conflict if it is shared."""
         topic = self.require(name)
         if isinstance(topic, SharedLog):
             raise Conflict(f"topic {name!r} is shared: it has no segments on this broker")
         return topic
 
     def find(self, name: str) -> AnyLog | None:
-        """The topic if there is one. A name that is not allowed is refused, and so is a topic that
-        could not be opened: it is not empty.
+        """Return the topic; None if it does not exist. Raises if the name is invalid, or if the
+        topic could not be opened, since it may have records.
         """
         topic = self.get(name)
         if topic is None:
@@ -329,11 +328,12 @@ class TopicStore:
         partitions: int = 1,
         placement: str | None = None,
     ) -> AnyLog:
-        """The topic of this name (its partition 0), made if need be: in the format and the place
-        of the settings unless `form` or `placement` name others. More than one partition need
-        record batches, which shared topics always have.
+        """Return the topic of this name (its partition 0); create it if it does not exist.
+
+        `form` and `placement` override the settings. More than one partition requires record
+        batches, which shared topics always have.
         """
-        if form == SHARED:  # how TCP, which has no room for a placement, says it
+        if form == SHARED:  # the TCP command has no field for the placement
             form, placement = None, SHARED
         if placement not in (None, *PLACEMENTS):
             raise InvalidRequest(f"a topic's placement is local or shared, not {placement!r}")
@@ -384,7 +384,7 @@ class TopicStore:
                 waiter.set_result(None)
 
     async def add_partitions(self, name: str, count: int) -> None:
-        """Let the topic have `count` partitions, which are more than it has."""
+        """Add partitions, so that the topic has `count`."""
         before = self.require(name)
         if before.format is AIQ:
             raise Conflict(f"topic {name!r} has aiq's layout, which has one partition")
@@ -429,7 +429,7 @@ class TopicStore:
     def _make(
         self, name: str, form: SegmentFormat, numbers: range
     ) -> list[tuple[LogDirectory, RecoveredTopic]]:
-        """The empty logs of these partitions."""
+        """Create the empty logs of these partitions."""
         if form is AIQ:
             location = LogDirectory(name, self.directory / name, AIQ)
             self._make_empty(AIQ, location.path, location.path)
@@ -455,7 +455,7 @@ class TopicStore:
         return [(location, recover(form, self.context, location.path)) for location in made]
 
     def _make_empty(self, form: SegmentFormat, directory: Path, whole: Path) -> None:
-        """Files of an empty log; when that fails, `whole` is removed."""
+        """Create the files of an empty log. If that fails, remove `whole`."""
         context = self.context
         try:
             create_files(form, self._fs, directory, context.open_state, sync=context.durable)
@@ -464,7 +464,7 @@ class TopicStore:
             raise
 
     async def delete(self, name: str) -> None:
-        """Delete the topic. A caller that goes away does not interrupt it. After a failure the name
+        """Delete the topic. Cancelling the caller does not interrupt it. After a failure the name
         stays taken until another `delete` succeeds.
         """
         if self.shared is not None and isinstance(self.get(name), SharedLog):
@@ -526,16 +526,16 @@ class TopicStore:
             await delete_before(topic, offset, self.tier)
 
     def on_delete(self, callback: Callable[[AnyLog], None]) -> None:
-        """Call it with each topic that is deleted."""
+        """Call `callback` with each log that is deleted."""
         self._deletions.append(callback)
 
     async def compact(
         self, name: str, bases: Sequence[int], keep: bytes, incarnation: str | None = None
     ) -> Swapped:
-        """Swap these neighbouring sealed segments for one with only the records that `keep` names.
+        """Swap these adjacent sealed segments for one with only the records in `keep`.
 
-        `keep` has a bit for each offset from the first base on, the lowest bit of a byte first. A
-        caller that goes away does not interrupt it.
+        `keep` has a bit for each offset from the first base on, the lowest bit of a byte first.
+        Cancelling the caller does not interrupt it.
         """
         work = compact(self.local(name), self.context, bases, keep, incarnation)
         task = asyncio.get_running_loop().create_task(work)
@@ -551,10 +551,10 @@ class TopicStore:
             await self.maintain()
 
     async def maintain(self) -> None:
-        """Roll old segments, delete what retention lets go, close what nobody uses."""
+        """Roll old segments, apply retention and compaction, and close idle files."""
         self.context.space.check()
         for topic in self:
-            if topic.ending:  # since the loop began
+            if topic.ending:  # it was deleted since the loop began
                 continue
             try:
                 await retain(topic, self.context, self.tier)
@@ -571,5 +571,5 @@ def _format_of(name: str, partitions: int) -> SegmentFormat:
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidRequest(f"a topic has 1 to {MAX_PARTITIONS} partitions, not {partitions}")
     if form is AIQ and partitions > 1:
-        raise InvalidRequest(f"more than one partition need the format {BATCHES.name!r}")
+        raise InvalidRequest(f"more than one partition requires the format {BATCHES.name!r}")
     return form

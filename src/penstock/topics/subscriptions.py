@@ -1,4 +1,4 @@
-"""Who wants to know when a topic has more: callbacks, and callers that wait for an offset."""
+"""Notify callbacks, and callers that wait for an offset, when a topic has more records."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from penstock.errors import PenstockError
 
 
 class Subscriptions:
-    """Lives on the event loop."""
+    """The subscribers of one topic. Runs on the event loop."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], None]] = {}  # in the order of subscribing
@@ -18,8 +18,8 @@ class Subscriptions:
         return len(self._callbacks)
 
     def add(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once after each commit that became visible, and when the topic is
-        deleted; until what is returned is called.
+        """Call `callback` after each commit that becomes visible, and when the topic is deleted.
+        Return a function that ends the subscription.
         """
         self._last_key += 1
         key = self._last_key
@@ -27,7 +27,7 @@ class Subscriptions:
         return lambda: self._callbacks.pop(key, None) and None
 
     async def wait_for(self, offset: int, timeout: float | None) -> bool:
-        """Until a change makes `offset` readable (True), or the time is over (False)."""
+        """Wait until `offset` can be read. Return False after the timeout."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[future] = offset
         try:
@@ -40,7 +40,7 @@ class Subscriptions:
         return True
 
     def notify(self, next_offset: int) -> None:
-        """Records below `next_offset` can be read."""
+        """Wake the waiters for offsets below `next_offset`, and call the callbacks."""
         if self._waiters:
             for future in [f for f, offset in self._waiters.items() if offset < next_offset]:
                 del self._waiters[future]
@@ -51,7 +51,7 @@ class Subscriptions:
                 callback()
 
     def end(self, error: PenstockError) -> None:
-        """There will be no more: waiters get the error, callbacks are called a last time."""
+        """End all subscriptions: waiters get the error, callbacks are called a last time."""
         for future in list(self._waiters):
             if not future.done():
                 future.set_exception(error)

@@ -49,21 +49,21 @@ log = logging.getLogger("penstock.topics")
 
 T = TypeVar("T")
 
-MAX_BUILT_RECORDS = 10_000  # of record batches that are built while someone waits
+MAX_BUILT_RECORDS = 10_000  # encoded as record batches per read
 
 
 class UnfinishedSwap(NamedTuple):
-    """A swap whose marker may be on disk: to be finished or undone before the next one."""
+    """A swap whose marker may be on disk. It must be finished or undone before the next one."""
 
     marker: str
-    fresh: Segment | None  # the compacted segment, once it counts; None: the old ones do
+    fresh: Segment | None  # the compacted segment, if it is in effect; None: the old ones are
 
 
 def condemned(
     sealed: Sequence[Segment], total: int, *, age: float, size: int, now: int
 ) -> Iterator[Segment]:
-    """The oldest of these segments that are older than `age` seconds, or too much when the topic
-    has `total` bytes and may have `size`; 0: unlimited.
+    """Yield the oldest segments, while they are older than `age` seconds, or the remaining `total`
+    bytes exceed `size`. 0: unlimited.
     """
     for segment in sealed:
         aged = age and segment.newest < now - age * 1e6
@@ -89,11 +89,11 @@ class Topic(AppendsThrough):
         self.policy = recovered.policy
         self.limits = recovered.limits
         self.damage_report = recovered.damage
-        self.tier = recovered.tier  # what of it lies in the tier; replaced, never changed
-        # Whoever writes into the directory beside the commits holds one of these and checks
-        # `ending`: once the topic is deleted, the directory may be another topic's.
+        self.tier = recovered.tier  # its manifest in the tier; replaced, never changed
+        # Code that writes to the directory, other than commits, holds one of these locks and checks
+        # `ending`: after a deletion, the directory may belong to another topic.
         self.maintenance = asyncio.Lock()  # retention, compaction and the tier take turns
-        self._replacing = asyncio.Lock()  # of a small file, which need not wait for those
+        self._replacing = asyncio.Lock()  # held to replace a small file, without `maintenance`
         self.unfinished_swap: UnfinishedSwap | None = None  # guarded by `maintenance`
         self._context = context
         self.subscriptions = Subscriptions()
@@ -106,12 +106,12 @@ class Topic(AppendsThrough):
             name,
             context,
             self._segments,
-            on_commit=lambda: self.subscriptions.notify(self._segments.active.end),
+            on_commit=self.subscriptions.notify,
         )
         self._reader = LogReader(self._segments, recovered.damage)
         self._apply_limits(recovered.limits)
 
-    # What it holds
+    # Contents
 
     @property
     def damage(self) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class Topic(AppendsThrough):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """In order of offsets, the active one last."""
+        """Return the segments in order of offsets, the active one last."""
         return self._segments.all
 
     @property
@@ -133,13 +133,16 @@ class Topic(AppendsThrough):
 
     @property
     def records(self) -> int:
-        """About, while a part of the oldest segment is deleted and offsets have gaps."""
+        """Return the number of records. It is approximate if offsets have gaps and a part of the
+        oldest segment is deleted.
+        """
         deleted = max(0, self.first_offset - self.segments[0].base)
         return max(0, sum(segment.rows for segment in self.segments) - deleted)
 
     def first_from(self, offset: int) -> int:
-        """Where the segment begins that has the next records, or `offset` if it lies in one;
-        `next_offset` when no record follows. Offsets between segments belong to nobody."""
+        """Return `offset` if a segment contains it, else the start of the next segment with
+        records, or `next_offset` if there is none.
+        """
         segments, offset = self.segments, max(offset, self.first_offset)
         holder = max(0, bisect_right(segments, offset, key=lambda segment: segment.base) - 1)
         for segment in islice(segments, holder, None):
@@ -153,31 +156,31 @@ class Topic(AppendsThrough):
 
     @property
     def local_bytes(self) -> int:
-        """How much of it is on this disk."""
+        """Return the number of bytes on this disk."""
         return sum(segment.size for segment in self.segments if segment.local)
 
     @property
     def local_offset(self) -> int:
-        """The first offset that is on this disk, with all that follow."""
+        """Return the offset from which on all records are on this disk."""
         *_, first = takewhile(lambda segment: segment.local, reversed(self.segments))
         return first.base
 
     @property
     def producers(self) -> int:
-        """How many are known by their sequence numbers."""
+        """Return the number of remembered idempotent producers."""
         return len(self._segments.producers.entries)
 
     def producer_entries(self) -> list[tuple[bytes, ProducerEntry]]:
-        """Return what is remembered of producers, by key."""
+        """Return the remembered producers by key."""
         return list(self._segments.producers.entries.items())
 
     @property
     def broken(self) -> str | None:
-        """Why appends are refused until the topic is repaired; None: they are not."""
+        """Return why appends are refused until the topic is repaired; None if they are not."""
         return self._segments.active.broken
 
-    # Reading: what lies in the tier only is `NotCached` to a caller on the event loop, who then
-    # waits for it with `read_or_wait`
+    # Reading: records that are in the tier only raise `NotCached` on the event loop; use
+    # `read_or_wait` there
 
     def read(
         self,
@@ -187,19 +190,19 @@ class Topic(AppendsThrough):
         *,
         strict: bool = False,
     ) -> Batch:
-        """Visible records from `offset` on, of one segment; at least one when there is one.
+        """Return visible records of one segment from `offset` on; at least one, if there is one.
 
-        With `strict` an offset outside the log is `InvalidOffset`.
+        With `strict`, raises InvalidOffset for an offset outside the log.
         """
         return self._reader.read(offset, max_records, max_bytes, strict=strict)
 
     def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
-        """The same as bytes of the log: where they lie in which file."""
+        """Return the file and the position of visible records from `offset` on."""
         return self._reader.raw(offset, max_bytes, strict=strict)
 
     def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
-        """The same as Kafka's record batches, whole and at least one: as they lie in the file, or
-        built from aiq's layout. `InvalidOffset` outside the log.
+        """Return whole record batches from `offset` on, at least one. Those of aiq's layout are
+        encoded here. Raises InvalidOffset for an offset outside the log.
         """
         if self.format.keyed:
             raw = self.raw(offset, max_bytes, strict=True)
@@ -210,21 +213,19 @@ class Topic(AppendsThrough):
         return FetchedBatches(encode_read(batch, self.timestamps(batch.offsets)), batch.next_offset)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        """The times of these records, microseconds since 1970."""
+        """Return the times of these records in microseconds since 1970."""
         return self._reader.timestamps(offsets)
 
     def records_from(self, offset: int) -> int:
-        """How many records lie at and after `offset`; after compaction fewer than offsets."""
+        """Return the number of records from `offset` on. Compaction may have left gaps."""
         return self._reader.records_from(offset)
 
     def lost_at(self, offset: int) -> dict[str, Any] | None:
-        """The damage that cost the record of this offset, if one did."""
+        """Return the damage by which the record of this offset was lost, if it was."""
         return self._reader.lost_at(offset)
 
     def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
-        """What `read`, which reads, returns; a coroutine of it when some of it
-        has to come from the tier.
-        """
+        """Return the result of `read`, or an awaitable for it if some records are in the tier."""
         try:
             return read()
         except NotCached:
@@ -232,19 +233,19 @@ class Topic(AppendsThrough):
             return self._context.cache.in_thread(read)
 
     async def read_through(self, read: Callable[[], T]) -> T:
-        """The same for a task that waits."""
+        """Return the result of `read`; wait for the tier if necessary."""
         result = self.read_or_wait(read)
         return await result if isinstance(result, Awaitable) else result
 
     def offset_at(self, timestamp: float) -> int:
-        """The first offset appended at or after `timestamp` (seconds since 1970); `next_offset`
-        when there is none.
+        """Return the first offset appended at or after `timestamp` (seconds since 1970), or
+        `next_offset` if there is none.
         """
         return self._reader.offset_at(round(timestamp * 1e6))
 
     def age_at(self, offset: int) -> float | None:
-        """Seconds since the record at `offset`, or the first after it, was appended; 0 when there
-        is none, None when its time cannot be read. What lies in the tier is at least that old.
+        """Return the age in seconds of the record at `offset`, or of the next one; 0 if there is
+        none, None if its time cannot be read. For a record in the tier, it is a lower bound.
         """
         if offset >= self.next_offset:
             return 0.0
@@ -259,13 +260,13 @@ class Topic(AppendsThrough):
     # Waiting for more
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after each commit that became visible, and when the topic is deleted;
-        until what is returned is called.
+        """Call `callback` after each commit that becomes visible, and when the topic is deleted.
+        Return a function that ends the subscription.
         """
         return self.subscriptions.add(callback)
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
-        """Until `offset` can be read (True), or the time is over (False)."""
+        """Wait until `offset` can be read. Return False after the timeout."""
         if self.appends.deleted:
             raise self.appends.gone()
         return self.next_offset > offset or await self.subscriptions.wait_for(offset, timeout)
@@ -273,14 +274,14 @@ class Topic(AppendsThrough):
     # Maintenance
 
     async def seal(self) -> None:
-        """Seal the active segment and start an empty one; nothing happens when it is empty."""
+        """Seal the active segment and start an empty one, unless the active one is empty."""
         await self.appends.between_commits(roll=True)
 
     async def rest(self) -> None:
-        """Until no segment is being repaired and the checkpoint on disk speaks of the active one.
+        """Wait until no segment is being repaired and the checkpoint describes the active one.
 
-        From then on the checkpoint has the producers of all sealed segments, whose sidecars are no
-        longer asked.
+        The checkpoint then has the producers of all sealed segments, so their sidecars are not
+        needed for that.
         """
         await self.appends.between_commits(roll=False)
 
@@ -289,15 +290,15 @@ class Topic(AppendsThrough):
         await self._segments.drop(segments)
 
     async def replace_local(self, segment: Segment, tiered: Segment) -> None:
-        """From here on it is read from the tier, and its files go."""
+        """Read the segment from the tier from now on, and remove its files."""
         await self._segments.replace_local(segment, tiered)
 
     def attach(self, tiered: Sequence[Segment]) -> None:
-        """Segments that lie in the tier only, which was not known when the topic was opened."""
+        """Add segments that are in the tier only and were unknown when the topic was opened."""
         self._segments.attach(tiered)
 
     def replace(self, old: Sequence[Segment], fresh: Segment) -> None:
-        """A compacted segment takes the place of these."""
+        """Replace segments by a compacted one."""
         self._segments.replace(old, fresh)
         if self.tier is not None:
             tier = copy(self.tier)
@@ -305,8 +306,9 @@ class Topic(AppendsThrough):
             self.tier = tier
 
     async def expect(self, offset: int, who: str) -> None:
-        """Records below `offset` were there, as `who` knows. Those that are not are lost, and their
-        offsets are not given again. Called before anything is appended."""
+        """Report missing records below `offset` as lost, and do not assign their offsets again.
+        `who` has proof that they existed. Called before anything is appended.
+        """
         end = self.next_offset
         if offset <= end:
             return
@@ -317,24 +319,24 @@ class Topic(AppendsThrough):
             await self.seal()
             await self._segments.skip_to(offset)
         except StorageError as error:
-            log.error("topic %s: offsets from %d on may be given again: %s", self.name, end, error)
+            log.error("topic %s: offsets from %d on may be reused: %s", self.name, end, error)
 
     async def mark_archived(self, offset: int) -> None:
-        """Retention keeps what lies at or after this offset (it waits to be archived)."""
+        """Record that records below this offset are archived. Retention keeps the others."""
         if self.archived_offset is not None and offset < self.archived_offset:
             raise Conflict(f"topic {self.name!r} is archived up to {self.archived_offset} already")
         await self._replace_file(ARCHIVED, pack_checked(str(offset)))
         self.archived_offset = offset
 
     async def set_policy(self, policy: str) -> None:
-        """`delete`: retention deletes segments; `compact`: only compaction swaps them."""
+        """Set the policy: `delete` (retention deletes segments) or `compact` (it does not)."""
         if policy not in (DELETE, COMPACT):
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
         await self._replace_file(POLICY, pack_checked(policy))
         self.policy = policy
 
     async def set_limits(self, limits: TopicLimits) -> None:
-        """Have its own retention, largest record and first offset, instead of the settings'."""
+        """Set the topic's own limits, which override the settings."""
         await self._replace_file(LIMITS, limits.pack())
         self._apply_limits(limits)
 
@@ -358,11 +360,11 @@ class Topic(AppendsThrough):
 
     @property
     def ending(self) -> bool:
-        """Deleted, or the broker stops: maintenance gives up."""
+        """Return whether maintenance must end: the topic is deleted, or the broker stops."""
         return self.appends.closed
 
     async def close_if_idle(self, seconds: float) -> None:
-        """Let go of the files when nothing was appended for this long and nobody needs them."""
+        """Close the files if nothing was appended for so long and they are not in use."""
         if self.maintenance.locked():
             return
         async with self.maintenance:
@@ -378,7 +380,7 @@ class Topic(AppendsThrough):
         return not (busy or self.unfinished_swap)
 
     async def stop(self) -> None:
-        """Make everything durable, note how far, and let go of the files."""
+        """Make everything durable, write a checkpoint, and close the files."""
         self.appends.close()
         await self._drain()
         try:
@@ -388,7 +390,7 @@ class Topic(AppendsThrough):
         self._segments.close()
 
     async def mark_deleted(self) -> None:
-        """Refuse new calls and wake those that wait."""
+        """Refuse new calls and wake waiting callers."""
         self.appends.close(deleted=True)
         self._segments.abandon()
         await self._drain()

@@ -1,17 +1,17 @@
-"""What everything that serves topics talks to: the log of one partition.
+"""The interface of a topic's log: one partition, local or shared.
 
-    append, append_records, append_batch                write, answered when it is durable
+    append, append_records, append_batch                write; the result comes when it is durable
     read, batches, timestamps, records_from             read
-    read_or_wait, read_through                          the same at once, or when the tier answers
+    read_or_wait, read_through                          read, and wait for the tier if necessary
     first_offset, next_offset, offset_at                bounds, and the offset of a time
     subscribe, wait_for                                 watch
 
-A call that reads returns at once when what it needs is on this disk or in the cache, and raises
-`NotCached` otherwise: `read_or_wait` and `read_through` then wait for it in a thread.
+A call that reads returns at once if its data is on this disk or in the cache. Otherwise it raises
+`NotCached`, and `read_or_wait` and `read_through` wait for the data in a thread.
 
-`Topic` is a log with segments on this disk. Nothing here names segments, files or formats, so that
-a log without them can take its place. What needs segments (retention, tier, scrub, compaction,
-details for people) asks for a `Topic`.
+`Topic` is a log with segments on this disk. This interface is independent of segments, files and
+formats, so that shared logs implement it too. Code that needs segments (retention, tier, scrub,
+compaction, details for people) requires a `Topic`.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ class TopicLog(Protocol):
     name: str  # the topic's name, and `/number` for all partitions but 0
     topic: str
     partition: int
-    incarnation: str  # another one when the topic was deleted and created again
+    incarnation: str  # changes when a topic is deleted and created again
 
-    # Appending: all or none; `StorageError`, `Conflict` (`OutOfOrder`, `ProducerFenced`),
-    # `InvalidRecord` and `TooLarge` say why not
+    # Appending, all or none. Raises `StorageError`, `Conflict` (`OutOfOrder`, `ProducerFenced`),
+    # `InvalidRecord` or `TooLarge`
 
     def append(
         self, payloads: Sequence[Bytes], producer: Producer | None = None
@@ -48,7 +48,7 @@ class TopicLog(Protocol):
 
     def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]": ...
 
-    # Reading: `InvalidOffset` outside the log when `strict`, `Damaged` with where to go on
+    # Reading. With `strict`, raises `InvalidOffset` outside the log; `Damaged` has `resume`
 
     @property
     def first_offset(self) -> int: ...
@@ -66,12 +66,12 @@ class TopicLog(Protocol):
     ) -> Batch: ...
 
     def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
-        """Kafka's record batches, whole and at least one."""
+        """Return whole record batches of Kafka, at least one."""
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray: ...
 
     def offset_at(self, timestamp: float) -> int:
-        """The first offset of this time or later, seconds since 1970; or `next_offset`."""
+        """Return the first offset at or after this time (seconds since 1970), or `next_offset`."""
 
     def records_from(self, offset: int) -> int: ...
 
@@ -84,8 +84,9 @@ class TopicLog(Protocol):
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]: ...
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
-        """Until `offset` can be read (True), or the time is over (False); `NotFound` when the topic
-        is deleted."""
+        """Wait until `offset` can be read. Return False after the timeout. Raises NotFound if the
+        topic is deleted.
+        """
 
     @property
     def deleted(self) -> bool: ...

@@ -1,17 +1,16 @@
-"""What exactly-once sinks have written: the rows behind each identity, and which are complete.
+"""The claims of exactly-once sinks: which task has written which rows, and which are complete.
 
-A sink's rows are known by (sink, batch, task). Before a task writes the first of them it claims its
-place with two checksums: of all its rows, and of their keys, the columns that identify a row in its
-order. When it has written the last one, its place is done.
+The rows of a sink are identified by (sink, batch, task). Before a task writes its first row, it
+claims this place with two checksums: of all its rows, and of their keys, the columns that identify
+a row in its order. When it has written the last row, the place is done.
 
-- A place that is done is never written again. Its keys are compared, so that other rows under a
-  used identity are refused instead of dropped; values may differ, as sums of floats do.
-- A place that was begun is written again with the same checksum, since the producer's sequence
-  tells which appends are stored. With another checksum it is refused.
-- A place that is new in a batch which an earlier run has begun comes later: after every task of
-  that run has claimed again, so that a batch whose content changed is refused before anything new
-  of it is written.
-- A batch that is behind the newest takes no new places, nor does one that was committed.
+- A place that is done is never written again. Only its keys are compared, so other rows under a
+  used identity are refused instead of dropped. Values may differ, such as sums of floats.
+- A place that was begun is written again if its checksum is the same, since the producer's sequence
+  identifies stored appends. With another checksum it is refused.
+- A new place in a batch that an earlier run has begun must wait until every task of that run has
+  claimed again. So a batch whose content has changed is refused before any new rows are written.
+- A batch that is older than the newest, or that is committed, accepts no new places.
 
     <data_directory>/.penstock/groups/sinks.log    text, one line per event, the last one of a task
                                                    counts
@@ -20,9 +19,9 @@ order. When it has written the last one, its place is done.
         ["done", target, app, batch, task, seconds since 1970]
         ["commit", target, app, batch, seconds since 1970]
         ["task", target, app, batch, task, checksum, run, note, seconds since 1970]
-                                                   a claim as earlier releases wrote it
+                                                   a claim in the form of earlier releases
 
-`sink_claim.sql` does the same for queues, in PostgreSQL, where any broker finds it.
+`sink_claim.sql` does the same for queues, in PostgreSQL, for all brokers.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ from penstock.protocol.sink_claims import Claim, Claimed, Commit
 log = logging.getLogger("penstock.topics")
 
 JOURNAL = "sinks.log"
-BATCHES_REMEMBERED = 4  # remembered of a sink; a legitimate run comes back to the newest only
+BATCHES_REMEMBERED = 4  # per sink; a legitimate run returns to the newest batch only
 FIELDS = {"claim": 10, "done": 6, "commit": 5, "task": 9}
 
 Key = tuple[str, str]  # target, app
@@ -65,7 +64,7 @@ class _Batch:
 
 
 class WriteClaims:
-    """Lives on the event loop; an answer is given when what it rests on is durable."""
+    """The claims of all sinks. Runs on the event loop; answers are given when they are durable."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class WriteClaims:
         self._rewrite = damaged > 0
         if damaged:
             log.warning(
-                "%s: %d damaged lines were skipped; what they said of sinks is not known",
+                "%s: %d damaged lines were skipped; their claims of sinks are lost",
                 JOURNAL,
                 damaged,
             )
@@ -131,8 +130,8 @@ class WriteClaims:
             return Claimed("write", newest, claim.note)
 
     async def commit(self, done: Commit) -> None:
-        """The task has written all its rows; or every task of the batch has, and it takes no
-        others.
+        """Record that a task has written all its rows, or that all tasks of a batch have. Such a
+        batch accepts no more tasks.
         """
         async with self._lock:
             batch = self._sinks.get((done.target, done.app), {}).get(done.batch)
@@ -147,15 +146,15 @@ class WriteClaims:
                 )
 
     def forget(self, topic: str) -> None:
-        """The topic was deleted, and what was written to it with it. If the broker ends before the
-        next write, the entries come back: harmless but for other rows under an old identity, which
-        are then refused."""
+        """Forget the claims on a deleted topic. If the broker ends before the next write, they come
+        back; then only other rows under an old identity are refused.
+        """
         for key in [key for key in self._sinks if key[0] == topic]:
             del self._sinks[key]
         self._rewrite = True
 
     async def _record(self, claim: Claim, earlier: _TaskClaim | None = None) -> None:
-        """Record the claim; of one that was made before, only that this run made it too."""
+        """Record a claim. If it was made before, record only that this run made it too."""
         checksum, keys, note = claim.checksum, claim.keys or claim.checksum, claim.note
         if earlier is not None:
             checksum, keys, note = earlier.checksum, earlier.keys, earlier.note

@@ -22,6 +22,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.errors import Damaged, NotFound, Unavailable
+from penstock.io.tasks import RETRY_SECONDS
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
 from penstock.protocol.records import RecordMessage, message, record_message
@@ -30,7 +31,6 @@ from penstock.topics.topic_log import TopicLog
 from penstock.wire.keepalive import KeepAlive
 
 MAX_RECORDS = 500  # per chunk
-TIER_RETRY_SECONDS = 1.0  # between attempts to read from a tier that does not answer
 MAX_BYTES = 256 << 10  # per chunk
 REST_FACTOR = 2.0  # times as long as a delivery took
 MAX_REST_SECONDS = 0.004
@@ -208,7 +208,7 @@ class Feed:
             chunk = await self.topic.read_through(lambda: self._read(position))
         except Unavailable as error:
             log.warning("topic %s: a subscriber waits for the tier: %s", self.topic.name, error)
-            self._loop.call_later(TIER_RETRY_SECONDS, self.catch_up, subscription)
+            self._loop.call_later(RETRY_SECONDS, self.catch_up, subscription)
         except NotFound:  # the topic was deleted; the subscriber was notified
             return
         else:

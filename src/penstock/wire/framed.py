@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeAlias
 from penstock.errors import InvalidRequest, Unavailable
 from penstock.io.fs import Bytes
 from penstock.wire.auth import Identity
-from penstock.wire.request_memory import MIN_RATE, RETRY_SECONDS, TOO_MANY, RequestMemory
+from penstock.wire.request_memory import MIN_RATE, RETRY_AFTER_SECONDS, TOO_MANY, RequestMemory
 
 Pieces: TypeAlias = list[Bytes]
 
@@ -235,7 +235,7 @@ class FramedConnection(asyncio.Protocol):
                 return
             memory = self._server.memory
             if memory.total + total > memory.limit:
-                self.answer(self.failure(Unavailable(TOO_MANY, RETRY_SECONDS)))
+                self.answer(self.failure(Unavailable(TOO_MANY, RETRY_AFTER_SECONDS)))
                 self.finish()
                 return
             memory.total += total

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
+from penstock.io.tasks import RETRY_SECONDS
 from penstock.wire.tls import Certificate
 
 log = logging.getLogger("penstock.tls")
@@ -22,7 +23,6 @@ log = logging.getLogger("penstock.tls")
 HANDSHAKE = b"\x16"
 ACCEPTS_PER_TURN = 64  # connections accepted before other tasks run
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-RETRY_SECONDS = 1.0
 BACKLOG = 4096  # connections that the kernel holds until they are accepted
 LINGER_SECONDS = 2.0  # for the client to read the refusal
 

@@ -239,6 +239,27 @@ async def test_a_call_whose_answer_was_lost_is_answered_the_same_again(
     assert await values(await other(pair)) == [b"once"]
 
 
+async def test_a_call_that_arrives_behind_its_skipped_repetition_appends_nothing(
+    broker: SharedTopics, database_url: str
+) -> None:
+    """The turn that was skipped is in another call by then."""
+    log = await broker.create("orders", 1)
+    batch = encode_batch([NewRecord(b"late")], 0)
+    first = AppendCall(uuid4(), False, False, [log.log_id], [0], [1], [0], [batch])
+    holder = await asyncpg.connect(database_url)
+    try:
+        async with holder.transaction():
+            await holder.execute("SELECT 1 FROM penstock.shared_logs FOR UPDATE")
+            answer = await broker.calls.append(first._replace(again=True))
+            assert answer.statuses == ["skipped"]
+        await holder.execute(f"SET search_path TO {SCHEMA.search_path('penstock')}")
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await holder.fetch(APPEND, *first)
+    finally:
+        await holder.close()
+    assert await values(log) == []
+
+
 async def test_a_log_that_another_session_holds_delays_no_other_log(
     broker: SharedTopics, database_url: str
 ) -> None:

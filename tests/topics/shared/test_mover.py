@@ -14,6 +14,7 @@ from penstock.errors import Damaged, StorageFailed
 from penstock.object_store import ObjectStore
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.topics.shared.catalog import SharedTopics
+from penstock.topics.shared.mover import Mover
 from tests.topics.shared.conftest import shared_topics
 from tests.topics.shared.test_log import values
 
@@ -104,6 +105,27 @@ async def test_small_objects_are_merged_and_deleted_after_their_grace(
         assert await values(log) == [b"%d" % i for i in range(6)]
 
 
+@asynccontextmanager
+async def frozen_after_writing(mover: Mover) -> AsyncIterator[None]:
+    """In the block, the mover has written an object and not yet said so to the database."""
+    written, resume = asyncio.Event(), asyncio.Event()
+    run = mover._run
+
+    async def freeze(*call: Any) -> Any:
+        result = await run(*call)
+        if call[0].__name__ == "_write":
+            written.set()
+            await resume.wait()
+        return result
+
+    mover._run = freeze
+    step = asyncio.create_task(mover.step())
+    await written.wait()
+    yield
+    resume.set()
+    await step
+
+
 async def test_a_mover_that_was_frozen_in_the_middle_changes_nothing(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -111,32 +133,36 @@ async def test_a_mover_that_was_frozen_in_the_middle_changes_nothing(
     async with moving(database_url, tmp_path) as here, moving(database_url, tmp_path) as there:
         log = await here.create("orders", 1)
         await log.append([b"a", b"b"])
-        written, resume = asyncio.Event(), asyncio.Event()
-        run = here.mover._run
-
-        async def freeze(*call: Any) -> Any:
-            result = await run(*call)
-            if call[0].__name__ == "_write":
-                written.set()
-                await resume.wait()
-            return result
-
-        here.mover._run = freeze
-        step = asyncio.create_task(here.mover.step())
-        await written.wait()
-        await execute(database_url, "UPDATE penstock.shared_mover SET until = '-infinity'")
-        await there.look()
-        assert await there.mover.step()
-        assert len(await rows(database_url)) == 1
-        moved = (await rows(database_url))[0]["object"]
-        resume.set()
-        await step
+        async with frozen_after_writing(here.mover):
+            await execute(database_url, "UPDATE penstock.shared_mover SET until = '-infinity'")
+            await there.look()
+            assert await there.mover.step()
+            assert len(await rows(database_url)) == 1
+            moved = (await rows(database_url))[0]["object"]
         [row] = await rows(database_url)
         assert row["object"] == moved
         assert await values(log) == [b"a", b"b"]
         await execute(database_url, "UPDATE penstock.shared_removals SET due_at = '-infinity'")
         await there.mover.step()
         assert [path.name for path in objects(tmp_path)] == [Path(moved).name]  # no orphan is left
+
+
+async def test_an_object_that_may_have_been_deleted_replaces_nothing(
+    database_url: str, tmp_path: Path
+) -> None:
+    """The mover was frozen until another one counts its object as left behind."""
+    async with moving(database_url, tmp_path) as topics:
+        log = await topics.create("orders", 1)
+        await log.append([b"a", b"b"])
+        async with frozen_after_writing(topics.mover):
+            await execute(
+                database_url, "UPDATE penstock.shared_removals SET due_at = clock_timestamp()"
+            )
+            [path] = objects(tmp_path)
+            path.unlink()  # the other one was killed before it deleted its note
+        [row] = await rows(database_url)
+        assert row["object"] is None
+        assert await values(log) == [b"a", b"b"]
 
 
 async def test_a_store_that_fails_loses_nothing(database_url: str, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_segment_of_the_tier_is_not_read_from_elsewhere(stem: str) -> None:
     manifest = TierManifest(
         tier="x", name="t", incarnation=INCARNATION, policy="delete", segments=[segment]
     )
-    with pytest.raises(Damaged, match="names a segment that cannot be one"):
+    with pytest.raises(Damaged, match="invalid name of a segment"):
         TierManifest.parse(manifest.pack())
 
 

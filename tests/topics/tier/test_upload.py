@@ -221,7 +221,7 @@ async def test_an_upload_ends_when_its_broker_stops(tmp_path: Path) -> None:
         await fill(topic)
         assert store.tier is not None
         await store.tier.stop()
-        with pytest.raises(StorageFailed, match="given up"):
+        with pytest.raises(StorageFailed, match="the upload was aborted"):
             upload(store.tier.store, topic.incarnation, topic.segments[0], lambda: True)
         assert ObjectStore(f"file://{tmp_path}/store").names() == set()
 

@@ -469,10 +469,7 @@ def test_commands_speak_of_the_option_for_the_token_and_not_of_a_header(broker, 
 
     for group, arguments in commands:
         text = said(group, arguments)
-        assert (
-            "this broker asks for a token: give one with --token TOKEN, or set PENSTOCK_TOKEN"
-            in text
-        )
+        assert "this broker requires a token: pass --token TOKEN, or set PENSTOCK_TOKEN" in text
         assert "{" not in text
         text = said(group, arguments, "--token", "nonsense")
         assert (
@@ -509,7 +506,7 @@ def test_commands_take_a_token_as_an_option_or_from_the_environment(broker):
         return done.output
 
     where = {"PENSTOCK_URL": broker.url, "PENSTOCK_BROKER": "{}:{}".format(*broker.tcp)}
-    asked = "this broker asks for a token: give one with --token"
+    asked = "this broker requires a token: pass --token"
     assert asked in run(queue_commands, "push", "cli", "1", code=1, **where)
     assert "queued" in run(queue_commands, "push", "cli", "1", "--token", READ_WRITE, **where)
     assert "cli" in run(queue_commands, "list", "--json", PENSTOCK_TOKEN=READ_ONLY, **where)

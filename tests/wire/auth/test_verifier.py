@@ -166,7 +166,7 @@ def test_roles_may_have_other_names_and_lie_inside_other_claims():
     assert named.identify(token(None, realm_access="worker")).role == Role.PUBLIC
     with pytest.raises(Forbidden, match="needs the role read-write; the token has read-only"):
         Identity("x", Role.READ_ONLY).require(Role.READ_WRITE)
-    with pytest.raises(Forbidden, match="names no role we know"):
+    with pytest.raises(Forbidden, match="has no known role"):
         Identity("x", Role.PUBLIC).require(Role.READ_ONLY)
 
 

@@ -1,4 +1,4 @@
-"""The destinations of routes, one per module. The send queue and retries are not in here.
+"""The destinations of routes, one per module, without send queues and retries.
 
 A module has two classes. Its `Target`, registered with `@destination("<type>")`, has the keys and
 checks of a definition and creates the destination. Its `Destination` names the encoding in which
@@ -29,7 +29,10 @@ from penstock.export.payload import FRAMES, NONE, compress, decompress, join, sp
 
 
 class RetryLater(Exception):
-    """`kind` is the label of the metric: network, timeout, server_error, rate_limit, storage."""
+    """The batch must be sent again later.
+
+    `kind` is the label of the metric: network, timeout, server_error, rate_limit, storage.
+    """
 
     def __init__(self, kind: str, text: str, retry_after: float | None = None) -> None:
         super().__init__(text)
@@ -37,7 +40,9 @@ class RetryLater(Exception):
 
 
 class BatchRefused(Exception):
-    """`undelivered` are the records that become dead letters when a part of a record was delivered;
+    """The batch has bad records.
+
+    `undelivered` are the records that become dead letters if a part of a record was delivered;
     empty: the record itself.
     """
 
@@ -47,11 +52,11 @@ class BatchRefused(Exception):
 
 
 class TooBig(Exception):
-    pass
+    """The batch is too large for the destination."""
 
 
 class Denied(Exception):
-    """`kind` is the label of the metric: auth, address."""
+    """The destination refuses the route. `kind` is the label of the metric: auth, address."""
 
     def __init__(self, text: str, kind: str = "auth") -> None:
         super().__init__(text)
@@ -60,15 +65,15 @@ class Denied(Exception):
 
 @dataclass(slots=True)
 class OutgoingBatch:
-    """Records on their way. `key` is the same whenever these records are sent again."""
+    """Records to send. `key` is the same whenever these records are sent again."""
 
     key: str
     body: bytes
     records: int
     encoding: int
     compression: int
-    whole: str = ""  # the key of the block that it is a part of; "": it is a whole block
-    first: int = 0  # which of that block's records it begins with
+    whole: str = ""  # key of the block, if this is a part of one; "": it is a whole block
+    first: int = 0  # index of its first record in the block
 
     def plain(self) -> bytes:
         return decompress(self.body, self.compression)
@@ -88,7 +93,7 @@ CHEAP_BYTES = 16 << 10
 
 
 class Destination(Protocol):
-    encoding: int = FRAMES  # how records lie in a batch (`payload`)
+    encoding: int = FRAMES  # of the records in a batch (`payload`)
 
     async def stop(self) -> None:
         """Close connections, after the last `send`. They are opened by the first `send`, because
@@ -106,8 +111,8 @@ class Destination(Protocol):
 
     @abstractmethod
     async def send(self, batch: OutgoingBatch, prepared: Any) -> int | None:
-        """Deliver the batch; return when the destination has it, with the number of items inside
-        the records that it rejected for good. Raises RetryLater, BatchRefused, TooBig or Denied.
+        """Deliver the batch. Return when the destination has it, with the number of items in the
+        records that it has rejected permanently. Raises RetryLater, BatchRefused, TooBig or Denied.
         """
 
     @abstractmethod
@@ -120,9 +125,9 @@ class Target(ABC):
     """The `destination` of a definition. Problems begin with the key: "url is missing"."""
 
     needed: ClassVar[tuple[str, ...]] = ()  # keys that must not be empty
-    takes_headers: ClassVar[bool] = False  # its records are those of `envelope.with_headers`
-    takes_records: ClassVar[bool] = False  # its records may be those of `envelope.wrap_record`
-    takes: ClassVar[str] = ""  # its records are requests of telemetry exporters: of this source
+    takes_headers: ClassVar[bool] = False  # records come from `envelope.with_headers`
+    takes_records: ClassVar[bool] = False  # records may come from `envelope.wrap_record`
+    takes: ClassVar[str] = ""  # the telemetry source whose requests are its records; "": none
 
     type: str = key("", "which destination")
 

@@ -1,13 +1,13 @@
-"""A topic on another broker: mirroring.
+"""Mirror records to a topic on another broker.
 
-Records arrive byte for byte and in the order they are sent; with one worker that is the order of
-the source.
+Records arrive byte for byte and in the order in which they are sent; with one worker, that is the
+order of the source.
 
-A batch whose answer was lost may have arrived. Before it is sent again, the other topic is asked:
-everything behind the last place we know is compared with the batch, except what other batches of
-ours have written. If it is there, it counts as delivered. So an outage, a reset or a kill
-of the other broker leaves no duplicates. What remains: a kill of this broker repeats the batches
-that were on their way, and a request that timed out may still arrive after the search.
+A batch whose answer was lost may have arrived. Before it is sent again, it is searched in the other
+topic: after the last known offset, except in the ranges of other batches of this route. If it is
+there, it counts as delivered. So an outage, a reset or a kill of the other broker leaves no
+duplicates. Two cases remain: a kill of this broker repeats the batches in flight, and a request
+that timed out may still arrive after the search.
 """
 
 import asyncio
@@ -35,9 +35,9 @@ from penstock.net.http import CannotConnect, HttpAnswer
 from penstock.protocol.names import check_name
 from penstock.protocol.records import RecordMessage, payload_bytes
 
-PAGE_RECORDS = 1000  # asked for at a time
-MAX_SEARCHED_RECORDS = 100_000  # for one batch; other producers may have written as many
-MAX_RANGES = 1000  # of ours that are remembered
+PAGE_RECORDS = 1000  # per request of a search
+MAX_SEARCHED_RECORDS = 100_000  # for one batch; other producers may have written so many
+MAX_RANGES = 1000  # of our batches that are remembered
 
 
 class ProducedThere(msgspec.Struct):
@@ -86,7 +86,7 @@ class BrokerDestination(Destination):
         if target.token:
             headers.append(("Authorization", f"Bearer {target.token}"))
         self._client = HttpClient(target.url, headers=headers, tls=ca_context(target.ca))
-        # Offsets below it are ours, were there before we started, or are forgotten.
+        # The search starts here: earlier offsets are ours, older than this route, or forgotten.
         self._floor: int | None = None
         self._ours: list[tuple[int, int]] = []  # ranges of offsets above it with batches of ours
         self._doubtful: set[str] = set()  # keys of batches that may have arrived
@@ -130,7 +130,7 @@ class BrokerDestination(Destination):
             if isinstance(error.__cause__, CannotConnect) or error.kind == "rate_limit":
                 self._doubtful.discard(batch.key)
             raise
-        except Exception:  # it was refused
+        except Exception:  # the other broker refused it
             self._doubtful.discard(batch.key)
             raise
         produced = msgspec.json.decode(answer.body, type=ProducedThere)
@@ -155,8 +155,8 @@ class BrokerDestination(Destination):
         self._floor = floor
 
     async def _has_arrived(self, batch: OutgoingBatch) -> bool:
-        """Look for the batch where no other batch of ours is; claim its place if it is there."""
-        while self._sending:  # what others are sending may look the same, and is not ours to claim
+        """Search the batch between the ranges of our other batches; claim its range if there."""
+        while self._sending:  # batches that are being sent may have the same records
             self._quiet.clear()
             await self._quiet.wait()
         wanted = batch.split()

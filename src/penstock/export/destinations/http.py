@@ -3,14 +3,14 @@
 With `header_prefix` (format raw, source.envelope) a message's headers become those of its request,
 and its payload the body.
 
-Every request carries `Idempotency-Key: <route>-<sequence>-<tag>` (and the range of records when a
-batch was cut), the same at every attempt. 2xx is success; 401 and 403, redirects, and what says
-that the address or the format is wrong (404, 405, 410, 415) pause the route; 413 asks for smaller
-batches; 408, 425, 429 and 5xx are tried again (Retry-After is honoured); any other 4xx means the
-data is bad.
+Every request has `Idempotency-Key: <route>-<sequence>-<tag>` (and the range of records if a batch
+was cut), the same at every attempt. 2xx is success. 401, 403, redirects, and statuses for a wrong
+address or format (404, 405, 410, 415) pause the route. After 413, batches become smaller. 408, 425,
+429 and 5xx are retried (with Retry-After). Any other 4xx means that the data is bad.
 """
 
 import email.utils
+import math
 import time
 from collections.abc import Awaitable, Container
 from dataclasses import dataclass
@@ -162,7 +162,7 @@ async def delivered(
     retried: Container[int] = RETRIED,
     answering: str = "the destination",
 ) -> HttpAnswer:
-    """Return a successful answer; for any other, raise what it means for the batch."""
+    """Return a successful answer. For any other, raise the error for the batch."""
     try:
         answer = await request
     except TimeoutError as error:
@@ -180,7 +180,7 @@ def check_status(
     retried: Container[int] = RETRIED,
     answering: str = "the destination",
 ) -> None:
-    """Raise what the answer means; nothing for success. `retried`: statuses that say "not now"."""
+    """Raise the error that the status stands for. `retried` are the statuses to retry."""
     status, headers = answer.status, answer.headers
     if 200 <= status < 300:
         return
@@ -213,9 +213,11 @@ def parse_retry_after(value: str | None, now: float | None = None) -> float | No
     if value is None:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
         pass
+    else:
+        return max(0.0, seconds) if math.isfinite(seconds) else None
     try:
         when = email.utils.parsedate_to_datetime(value)
     except ValueError:

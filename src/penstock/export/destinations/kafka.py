@@ -119,7 +119,7 @@ class PolledProducer:
                 self._work.wait()
 
     def end(self) -> threading.Thread:
-        """Drop what is not delivered, and return the thread, which ends soon."""
+        """Drop undelivered records, and return the thread, which ends soon."""
         self._ending = True
         self._producer.purge()
         self._work.set()
@@ -201,7 +201,7 @@ class KafkaDestination(Destination):
         return RetryLater("network", f"{text}: {problem.str()}")
 
     def _remember(self, batch: OutgoingBatch, sending: Sending) -> None:
-        """Remember what is delivered, so that only the rest is sent again."""
+        """Remember the delivered records, so that only the others are sent again."""
         places = range(batch.first, batch.first + batch.records)
         key = batch.whole or batch.key
         if key not in self._delivered and len(self._delivered) >= MAX_REMEMBERED:
@@ -215,7 +215,7 @@ class KafkaDestination(Destination):
         by_name = {error.name(): error for error in errors}
         text = "; ".join(sorted({error.str() for error in by_name.values()}))
         if any(error.fatal() for error in by_name.values()) and self._producer is not None:
-            self._producer.end()  # it accepts no more records: replace it
+            self._producer.end()  # after a fatal error it accepts no more records: replace it
             self._producer = None
             return RetryLater("server_error", text)
         if by_name.keys() & set(DENIED_ERRORS):

@@ -1,8 +1,8 @@
 """A topic or a queue of this broker.
 
-A queue takes JSON payloads and drops what it has seen (each message's transaction id is the batch's
-key and its place), so redelivery changes nothing there. Messages that come from a queue keep their
-headers. A topic may hold a batch twice after a crash. Records that come from a topic with record
+A queue accepts JSON payloads and drops duplicates, so a repeated batch is stored once: the
+transaction id of a message is the key of the batch and the index in it. Messages from a queue keep
+their headers. A topic may get a batch twice after a crash. Records from a topic with record
 batches, or from Kafka, keep key, headers and timestamp there, and the key decides the partition.
 """
 
@@ -90,7 +90,7 @@ class _FromQueue(QueueTarget):
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Translate errors of the broker into what they mean for a batch."""
+    """Translate errors of the broker into errors for a batch."""
     try:
         yield
     except (Unavailable, Full, StorageError) as error:
@@ -133,7 +133,7 @@ class TopicDestination(Destination):
 
 
 class QueueDestination(Destination):
-    """Pushes as every client does: through the buffer, behind older messages that wait there."""
+    """A queue. Messages are pushed through the buffer, behind older messages that wait there."""
 
     def __init__(self, target: QueueTarget, buffer: Buffer) -> None:
         self._target = target

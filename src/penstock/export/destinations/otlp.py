@@ -1,9 +1,8 @@
 """OTLP/HTTP: traces, metrics and logs to a collector or a backend, as exporters sent them.
 
-As the specification says, 429, 502, 503 and 504 are retried (Retry-After is honoured) and nothing
-else that was answered is: such a request becomes a dead letter with the reason. 401, 403 and what
-says that the address is wrong pause the route. A partial success is a success: the backend has
-decided what it does not take, and the number it names is counted.
+According to the specification, 429, 502, 503 and 504 are retried (with Retry-After). After any
+other error, the request becomes a dead letter with the reason. 401, 403 and statuses for a wrong
+address pause the route. A partial success is a success; the number of rejected items is counted.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Prometheus remote write 1.0: samples to Prometheus, Mimir, Thanos, VictoriaMetrics and others.
 
-As the specification says, 429 and 5xx are retried, and any other 4xx is not: the request becomes a
-dead letter with the reason. Samples of a series must arrive in order, so a route sends one request
-at a time, oldest first, unless it says otherwise (`telemetry_defaults` in `spec`).
+According to the specification, 429 and 5xx are retried. After any other 4xx, the request becomes a
+dead letter with the reason. Samples of a series must arrive in order, so by default a route sends
+one request at a time, oldest first (`telemetry_defaults` in `spec`).
 """
 
 from dataclasses import dataclass

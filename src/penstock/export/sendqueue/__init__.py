@@ -2,22 +2,22 @@
 
            push                                          take, ack, give_back
             |                                                      |
-    queue.SendQueue      limits, what happens at them, and waiting
+    queue.SendQueue      the limits and their policies; waiting
             |                                                      |
-    fastqueue.FastQueue  blocks leased and completed; the order in which they are taken
+    fastqueue.FastQueue  leases and completions of blocks; the order in which they are taken
             |                                                      |
     writer.ChunkWriter ----> memory.MemoryLayer -----------------> |   the newest blocks
             |                       | evict, spill                 |
             |                backlog.Backlog --------------------> |   blocks that are on disk only
             v                       | read ahead
-    store.Store          what survives, and the order in which it is written
+    store.Store          all that is on disk, and the order of writes
             |
             +-- chunks.Chunks    the stream of blocks in files; `blocks` has their format
             +-- journal.Journal  the outcome of each block; `Books` are the sum
             +-- fastqueue.meta   hints, so that a start need not read the chunks
 
 Blocks of the backlog have lower sequence numbers than blocks in memory. A block that is leased, or
-waits for its next attempt, is in neither of them but in FastQueue.
+that waits for its next attempt, is in neither of them but in FastQueue.
 """
 
 from penstock.export.sendqueue.blocks import STREAM_END, Block, ChunkReader, chunk_files, records_of

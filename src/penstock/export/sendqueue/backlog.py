@@ -1,8 +1,8 @@
 """The backlog of a send queue: the blocks on disk that are not taken yet.
 
-It holds ranges of sequence numbers, not blocks, so one of millions costs nothing in memory. Blocks
-are read ahead at the end from which the queue takes them: the old one, or with `newest_first` the
-new one. Blocks that were read ahead are not in the ranges, but before or behind them.
+It consists of ranges of sequence numbers, not blocks, so millions of blocks need no memory. Blocks
+are read ahead at the end from which the queue takes them: the oldest, or with `newest_first` the
+newest. Blocks that were read ahead are not in the ranges, but before or after them.
 """
 
 from collections import deque
@@ -17,17 +17,17 @@ READ_AHEAD_BYTES = 1 << 20
 
 
 class Backlog:
-    """Without a `store` (a queue in memory) it is always empty."""
+    """The backlog. Without a `store` (a queue in memory), it is always empty."""
 
     def __init__(self, store: Store | None, *, newest_first: bool) -> None:
         self._disk = store
         self._newest_first = newest_first
         self._ranges: deque[list[int]] = deque()  # [start, stop)
-        self._ahead: deque[Block] = deque()  # read and not taken, oldest first
-        self._oldest_hint = 0  # enqueue time of about the oldest block in the ranges
+        self._ahead: deque[Block] = deque()  # blocks that were read ahead, oldest first
+        self._oldest_hint = 0  # approximate enqueue time of the oldest block in the ranges
 
     async def open(self) -> None:
-        """Read what the opened store still has to deliver."""
+        """Read the ranges of blocks that the opened store still has to deliver."""
         store = self._store
         self._ranges = deque(map(list, store.open_ranges()))
         if self._ranges:
@@ -62,7 +62,7 @@ class Backlog:
 
     def add(self, blocks: Iterable[Block]) -> None:
         """Add blocks that are on disk and younger than all others here."""
-        if self._newest_first:  # what was read ahead is not the newest any more
+        if self._newest_first:  # the blocks that were read ahead are no longer the newest
             blocks, self._ahead = [*self._ahead, *blocks], deque()
         for block in blocks:
             if self._ranges and self._ranges[-1][1] == block.sequence:
@@ -73,7 +73,7 @@ class Backlog:
                 self._ranges.append([block.sequence, block.sequence + 1])
 
     async def take(self) -> Block | None:
-        """Return the next block in drain order; blocks lost on the way to it are booked."""
+        """Return the next block in drain order. Blocks that are lost before it are booked."""
         while not self._ahead and self._ranges:
             await self._read_ahead()
         if not self._ahead:
@@ -95,7 +95,7 @@ class Backlog:
                 start = stop - max(1, (stop - start) // 4)
                 reading = await store.in_pool(store.chunks.read, start, stop, READ_AHEAD_BYTES)
             if newest and (self._ranges[-1] is not span or span[1] != stop):
-                return  # younger ones joined while we read: begin with them
+                return  # newer blocks were added during the read: start with them
             store.check(reading, start)
             attempts = store.books.attempts
             for block in reading.blocks:

@@ -20,15 +20,15 @@ fields come first inside the frame, then the body. All numbers are little-endian
     60     4    length of the body when decompressed
     64          body
 
-`before` keeps the accounting exact when blocks are destroyed: the next good block tells how many
-records they had. The place in the checksum makes a block valid only where it was written: a record
-that is itself a piece of a chunk file is never taken for a block.
+The field "records accepted before" keeps the accounting exact if blocks are destroyed: the next
+good block shows how many records they had. The place in the checksum makes a block valid only where
+it was written, so a record that contains a piece of a chunk file is never mistaken for a block.
 
 A `ChunkReader` opens its own file handles and passes every position explicitly, so it shares none
 with the writer. It never reads past `readable`, where the writer may be writing. It reads blocks in
 order (`walk`), reads one block (`block_at`), or skips blocks without decoding them (`pass_over`),
-which lets a start scan millions of blocks. It skips bytes that are not a block and reports them to
-the caller.
+so that millions of blocks can be scanned at the start. It skips bytes that are not a block, and
+reports them to the caller.
 """
 
 import re
@@ -65,7 +65,8 @@ _body, _records = attrgetter("body"), attrgetter("records")
 
 
 class Block(msgspec.Struct, gc=False):
-    """`offset` is the place in the queue's endless byte stream; -1 if the block is only in memory.
+    """A batch of records. `offset` is its place in the queue's endless byte stream, or -1 if the
+    block is only in memory.
 
     A queue has many blocks, so they are C structs. The garbage collector does not track them: they
     refer only to bytes and numbers.
@@ -216,7 +217,7 @@ def chunk_files(fs: Fs, directory: Path, end: int = STREAM_END) -> Iterator[Bloc
 
 
 class ChunkReader:
-    """Not thread-safe."""
+    """Read blocks of chunk files. Not thread-safe."""
 
     def __init__(self, fs: Fs) -> None:
         self._fs = fs

@@ -1,21 +1,19 @@
 """The disk half of a send queue: an endless byte stream of blocks, cut into chunk files.
 
-A chunk is named by the place of its first byte in the stream, in 16 hex digits. The writer appends
-to the last chunk through its own handle; readers have theirs (see `blocks`). A chunk goes when
-all its blocks are completed.
+A chunk is named after the place of its first byte in the stream, in 16 hex digits. The writer
+appends to the last chunk through its own handle; readers have theirs (see `blocks`). A chunk is
+deleted when all its blocks are completed.
 
-A start reads little, however long the queue is. After a clean stop the metadata hold a table of the
-chunks: if it fits the files, nothing is read at all. Otherwise the first block of each chunk says
-where the chunk begins, and only the last one is gone through, from where the metadata say it was
-good, to find its end.
+A start reads little, even if the queue is long. After a clean stop, the metadata has a table of the
+chunks; if it matches the files, nothing is read. Otherwise the first block of each chunk is read.
+Only the last chunk is scanned to find its end, from the last good place in the metadata.
 
-What is written but not yet synced is also kept in memory (unless the policy is never to sync): when
-an fsync fails those pages may be gone although a retry would succeed, so the chunk is closed for
-good at its last synced byte and the rest is written again into a new chunk, at the same places of
-the stream.
+Data that is written but not synced is also kept in memory (unless the policy is `never`). After a
+failed fsync, its pages may be lost although a retry would succeed. So the chunk is closed at its
+last synced byte, and the rest is written to a new chunk, at the same places of the stream.
 
-The calls here block and are made from a pool: one writer at a time, one reader at a time, beside
-each other.
+All methods block and are called in a pool: one writer and one reader at a time, which may run
+concurrently.
 """
 
 import logging
@@ -71,12 +69,12 @@ class Reading:
 
     blocks: list[Block]
     bad: list[tuple[int, int]]
-    next_sequence: int  # everything below it, from where the read began, is here or is gone
+    next_sequence: int  # blocks below it that are missing here are not on disk
 
 
 @dataclass(slots=True)
 class StreamEnd:
-    """Where the stream ends: what the metadata say, then what the chunks do."""
+    """The end of the stream: first according to the metadata, then according to the chunks."""
 
     offset: int
     next_sequence: int
@@ -102,7 +100,7 @@ class Chunks:
         self._file: File | None = None  # the writer's handle on the last chunk
         self._synced = 0  # bytes of the last chunk that are durable
         self._unsynced: list[Bytes] = []
-        self._broken = False  # the last chunk takes no more: the next write starts a new one
+        self._broken = False  # the last chunk accepts no more: the next write starts a new one
         self._new_names = False  # a chunk was created and its directory not synced yet
         self._reader = ChunkReader(fs)
         self._cursor = (0, 0)  # (sequence, place) where the last read stopped
@@ -139,7 +137,7 @@ class Chunks:
                 last.size, last.stop = state[0], state[1]
                 last.index = [entry for entry in last.index if entry[1] < last.end]
             if rotated or last is None:
-                self._close_writer()  # what was in `last` is synced: rotation saw to it
+                self._close_writer()  # the rotation has synced `last`
                 self._unsynced, self._broken = [], True
             else:
                 del self._unsynced[kept:]
@@ -217,8 +215,9 @@ class Chunks:
         return chunk
 
     def sync(self) -> None:
-        """Make all that was appended durable. After a failed fsync it is written again elsewhere;
-        raises if that fails too, and tries again at the next call."""
+        """Make all appended data durable. After a failed fsync, write it again to a new chunk. If
+        that fails too, raise; the next call tries it again.
+        """
         if not self.chunks:
             return
         if self._file is not None and not self._broken:
@@ -241,7 +240,7 @@ class Chunks:
             self._rewrite_tail()
 
     def _rewrite_tail(self) -> None:
-        """Put the unsynced tail of the last chunk, at its places, into a chunk of its own."""
+        """Write the unsynced tail of the last chunk to a new chunk, at the same places."""
         old, parts = self.chunks[-1], self._unsynced
         start = old.start + self._synced
         path = self._directory / (f"{start:016x}" if self._synced else f"{start:016x}.again")
@@ -314,7 +313,7 @@ class Chunks:
         return reading
 
     def peek(self, sequence: int) -> Block | None:
-        """Return the block `sequence`; the next read starts here and need not search for it."""
+        """Return the block `sequence`. The next read starts there, without a search."""
         chunk = self._chunk_of(sequence)
         if chunk is None:
             return None
@@ -331,7 +330,7 @@ class Chunks:
         try:
             block = self._reader.block_at(chunk, place) if chunk is not None else None
         except (StorageFailed, OSError):
-            return  # a real read meets the error again
+            return  # a real read gets the error again
         if chunk is not None and block is not None:
             chunk.mark(block.sequence, place)
             self._cursor = (block.sequence, place)
@@ -352,7 +351,7 @@ class Chunks:
         return self._reader.seek(chunk, sequence)
 
     def quarantine(self, start: int, end: int) -> None:
-        """Copy damaged bytes, MAX_QUARANTINE_BYTES at most, to where a person can look at them."""
+        """Copy damaged bytes, at most MAX_QUARANTINE_BYTES, to `quarantine/`."""
         chunk = next(chunk for chunk in self.chunks if chunk.start <= start < chunk.end)
         data = self._reader.read_at(chunk, start, min(end - start, MAX_QUARANTINE_BYTES))
         directory = self._directory / "quarantine"
@@ -366,8 +365,8 @@ class Chunks:
     # Opening and removing
 
     def open(self, end: StreamEnd, table: Sequence[Sequence[int]] | None = None) -> None:
-        """Find the chunks, cut a torn tail, and correct the `end`: it comes from the metadata and
-        is not trusted further than it fits. `table` is what `table` gave at a clean stop.
+        """Find the chunks, cut a torn tail, and correct `end`, which comes from the metadata.
+        `table` is the result of `table` at a clean stop.
         """
         self.chunks = list(chunk_files(self._fs, self._directory))
         if table is not None and [(chunk.start, chunk.size) for chunk in self.chunks] == [
@@ -386,7 +385,7 @@ class Chunks:
         self._reader.readable = self.end
 
     def table(self) -> list[tuple[int, int, int, int]]:
-        """Return what spares the next start its search, if nothing changes until then."""
+        """Return a table of the chunks, so that the next start need not scan unchanged files."""
         return [(chunk.start, chunk.size, chunk.base, chunk.stop) for chunk in self.chunks]
 
     def _find_end(self, end: StreamEnd) -> None:
@@ -394,7 +393,7 @@ class Chunks:
             self._open_last(end, end.offset)
             if self.chunks[-1].size:
                 break
-            self._remove_quietly(self.chunks.pop())  # no whole block: the one before was the last
+            self._remove_quietly(self.chunks.pop())  # it has no whole block
         upper = end.next_sequence
         for chunk in reversed(self.chunks):
             chunk.stop = upper if chunk.stop == 0 else chunk.stop
@@ -402,7 +401,7 @@ class Chunks:
             upper = chunk.base
 
     def _open_last(self, end: StreamEnd, hint: int) -> None:
-        """Go through the last chunk, from the `hint` on if that can be where a block ends."""
+        """Scan the last chunk, from the `hint` on if a block may end there."""
         chunk = self.chunks[-1]
         end.position = -1
         trusted = chunk.start < hint <= chunk.end and chunk.base > 0
@@ -432,8 +431,8 @@ class Chunks:
         chunk.stop = end.next_sequence
 
     def place_before(self, sequence: int) -> int | None:
-        """Return where a block at or before `sequence` begins, without reading; None: no chunk has
-        it.
+        """Return where a block at or before `sequence` begins, without reading. None: no chunk has
+        one.
         """
         if self._cursor[0] == sequence:
             return self._cursor[1]
@@ -451,7 +450,7 @@ class Chunks:
         return -1
 
     def remove(self, chunk: BlockFile) -> None:
-        """Delete a chunk whose blocks are all completed, durably. The last one only alone."""
+        """Delete a chunk whose blocks are all completed. The last chunk must be the only one."""
         self._reader.close_if(chunk)
         if len(self.chunks) == 1:
             self._close_writer()

@@ -25,7 +25,7 @@ from penstock.io.fs import DISK, Fs
 
 
 class FastQueue:
-    """Without a `directory`, blocks are in memory only and do not survive the process."""
+    """The queue. Without a `directory`, blocks are in memory only and end with the process."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class FastQueue:
             await self._backlog.open()
 
     async def put(self, blocks: list[Block]) -> None:
-        """Store all blocks, as durably as the policy says, or raise and store none."""
+        """Store all blocks with the durability of the policy, or raise and store none."""
         await self._writer.put(blocks)
 
     # Status
@@ -88,21 +88,22 @@ class FastQueue:
         return bool(self._backlog) and not self._returned
 
     def oldest_age(self) -> float:
-        """Return the age in seconds of about the oldest open block; 0 when there is none."""
-        held = [block.enqueued for block in self.leased.values()]
-        held += [self._returned[0][1].enqueued] if self._returned else []
+        """Return the approximate age in seconds of the oldest open block; 0 if there is none."""
+        times = [block.enqueued for block in self.leased.values()]
+        times += [self._returned[0][1].enqueued] if self._returned else []
         if (waiting := self._backlog.oldest_enqueued) is not None:
-            held.append(waiting)
+            times.append(waiting)
         elif self.memory.oldest is not None:
-            held.append(self.memory.oldest.enqueued)
-        return max(0.0, self._clock.steady() - min(held) / 1e6) if held else 0.0
+            times.append(self.memory.oldest.enqueued)
+        return max(0.0, self._clock.steady() - min(times) / 1e6) if times else 0.0
 
     # Taking
 
     async def take(self) -> Block | None:
-        """Lease the next block in drain order; None when there is none.
+        """Lease the next block in drain order. Return None if there is none.
 
-        Completions are written to the page cache first, so a kill repeats leased blocks only.
+        Completions are written to the page cache first, so after a kill only leased blocks are
+        delivered again.
         """
         if self.store is not None:
             self.store.flush()
@@ -225,7 +226,8 @@ class FastQueue:
 
     async def tick(self) -> None:
         """Flush stale blocks, sync, and maintain journal, chunks and metadata. Called about once a
-        second; the next call repeats what the disk refused."""
+        second. If the disk fails, the next call repeats the work.
+        """
         store = self.store
         if store is None or self._writer.closed:
             return
@@ -258,7 +260,7 @@ class FastQueue:
         return hints if place is None or place < 0 else {**hints, "reader_offset": place}
 
     async def write_out(self) -> int:
-        """Write memory to the chunks, if the disk takes it; return where the stream ends."""
+        """Write memory to the chunks, if the disk allows it. Return the end of the stream."""
         if self.store is None:
             return 0
         self.store.flush()

@@ -1,16 +1,16 @@
 """The outcomes of the blocks of a send queue: entries, the books that sum them up, and their file.
 
-A block is completed when it was delivered, dead-lettered or dropped. Each of these is a
-`BlockEntry`. The `Books` are changed by entries only, live and at recovery alike, so a restart
-arrives at the same numbers. The `Journal` is the append-only file `fastqueue.log` that holds them.
+A block is completed when it is delivered, dead-lettered or dropped. Each of these is a
+`BlockEntry`. Only entries change the `Books`, live and at recovery alike, so a restart results in
+the same numbers. The `Journal` is the append-only file `fastqueue.log` of entries.
 
     accepted = delivered + dead-lettered + dropped{reason} + queued
 
-holds by construction, in records: `queued` is the difference. An entry may be applied twice without
-harm. The file is fixed-size entries, so damage to one costs that one entry; it begins with a
-snapshot of everything before it, so it can be cut short at any time by a new snapshot (`restart`).
-An entry is in the page cache before the completion counts, so SIGKILL loses none. It is synced
-before its chunk is deleted, so a block whose entry a power failure loses is delivered again.
+is always true, in records, since `queued` is computed as the difference. Applying an entry twice
+has no effect. Entries have a fixed size, so damage is limited to single entries. The file begins
+with a snapshot of all earlier entries, so it can be shortened at any time by a new snapshot
+(`restart`). An entry is in the page cache before the completion counts, so SIGKILL loses none. It
+is synced before its chunk is deleted; if a power failure loses it, the block is delivered again.
 
     offset size (little-endian)
     0      4    CRC32C of bytes 4 to 31
@@ -89,7 +89,7 @@ class BlockEntry:
 
 
 def decode(data: bytes) -> Iterator[BlockEntry | None]:
-    """Yield every entry in `data`; None for a damaged one. A torn last entry is left out."""
+    """Yield every entry in `data`; None for a damaged one. A torn last entry is skipped."""
     for at in range(0, len(data) - SIZE + 1, SIZE):
         if int.from_bytes(data[at : at + 4], "little") != crc32c.crc32c(data[at + 4 : at + SIZE]):
             yield None
@@ -119,7 +119,7 @@ class Completed:
         self.spans: list[Span] = []
 
     def add(self, start: int, end: int, before: int, through: int) -> bool:
-        """Add [start, end). Return False if it was there already. Ranges never overlap in part."""
+        """Add [start, end). Return False if it is present. Ranges never overlap partially."""
         spans, at = self.spans, self._at(start)
         if at >= 0 and spans[at][1] >= end:
             return False
@@ -182,7 +182,7 @@ class Books:
     delivered: int = 0
     dead: int = 0
     dropped: list[int] = field(default_factory=lambda: [0] * len(REASONS))
-    position: int = -1  # how far the source was read
+    position: int = -1  # up to which the source was read
     on_event: Callable[[str, int], None] = _ignore
 
     @property
@@ -203,7 +203,7 @@ class Books:
         return gaps[0][0] if gaps else self.next_sequence
 
     def apply(self, entry: BlockEntry) -> bool:
-        """Book the entry; False when it changed nothing because it was booked before."""
+        """Book the entry. Return False if it was booked before."""
         kind = entry.kind
         if kind == EntryKind.DELIVERED:
             records = entry.a + entry.b
@@ -261,7 +261,7 @@ class Books:
         return Accounting(self.accepted, self.delivered, self.dead, dropped, self.queued)
 
     def snapshot(self) -> list[BlockEntry]:
-        """Return entries that give these books when they are applied to empty ones."""
+        """Return entries that produce these books when they are applied to empty ones."""
         entries = [
             BlockEntry(EntryKind.COUNTER, number, value=getattr(self, name))
             for number, name in enumerate(_COUNTERS)
@@ -281,7 +281,7 @@ class Books:
         return entries + self.progress()
 
     def progress(self) -> list[BlockEntry]:
-        """Return entries that say how much was accepted and how far the source was read."""
+        """Return entries with the accepted records and the position in the source."""
         position = (
             [BlockEntry(EntryKind.POSITION, value=self.position)] if self.position >= 0 else []
         )
@@ -289,10 +289,10 @@ class Books:
         return [*position, accepted]
 
     def replay(self, entries: Iterable[BlockEntry | None]) -> int:
-        """Apply what a journal holds to books that are empty; how many entries were damaged."""
+        """Apply the entries of a journal to empty books. Return the number of damaged entries."""
         damaged = 0
-        on_event, self.on_event = self.on_event, _ignore  # they were counted at their time
-        span: BlockEntry | None = None  # begun and not ended
+        on_event, self.on_event = self.on_event, _ignore  # these events were counted before
+        span: BlockEntry | None = None  # a SPAN_START without its end
         for entry in entries:
             if entry is None:
                 damaged += 1
@@ -312,7 +312,7 @@ class Books:
 
 
 class Journal:
-    """Entries wait in `pending` until `flush` has them in the file; a failed flush keeps them."""
+    """The file of entries. They are pending until `flush` writes them; a failed one keeps them."""
 
     def __init__(self, fs: Fs, directory: Path) -> None:
         self._fs = fs
@@ -320,15 +320,15 @@ class Journal:
         self._next_path = directory / f"{JOURNAL}.next"
         self._file: File | None = None
         self._pending: list[bytes] = []
-        self._since: list[bytes] | None = None  # entries since the snapshot of a restart under way
-        self.dirty = False  # something is written but not synced
-        self.broken = False  # the file takes no more, or cannot be trusted: restart it
+        self._since: list[bytes] | None = None  # entries since the snapshot, during a restart
+        self.dirty = False  # entries are written but not synced
+        self.broken = False  # the file refuses writes, or cannot be trusted: restart it
 
     def load(self) -> list[BlockEntry | None]:
         if not self._fs.exists(self._path):
             return []
         entries = list(decode(self._fs.read(self._path)))
-        while entries and entries[-1] is None:  # a torn or never-written tail holds nothing
+        while entries and entries[-1] is None:  # a torn or unwritten tail has no entries
             entries.pop()
         return entries
 
@@ -343,7 +343,7 @@ class Journal:
             self._since.append(data)
 
     def flush(self) -> None:
-        """Write what is pending; raises StorageFull or StorageFailed and keeps it."""
+        """Write pending entries. If it raises StorageFull or StorageFailed, they stay pending."""
         if not self._pending:
             return
         if self._file is None:
@@ -359,7 +359,7 @@ class Journal:
         self.dirty = True
 
     def sync(self) -> None:
-        """Make what was flushed durable."""
+        """Make flushed entries durable."""
         if self.dirty and self._file is not None:
             self.dirty = False
             try:
@@ -371,11 +371,11 @@ class Journal:
     async def restart(
         self, snapshot: list[BlockEntry], in_pool: Callable[..., Awaitable[Any]]
     ) -> None:
-        """Begin again with a snapshot that was taken just now.
+        """Replace the file by a snapshot that was just taken.
 
-        No completion is ever only in memory: the snapshot is written and synced beside the journal,
-        in the pool, while entries go on into the old file. Then, where entries are added, those
-        since the snapshot are put behind it and it is renamed into place.
+        No completion is ever only in memory. The snapshot is written and synced beside the journal,
+        in the pool, while new entries are added to the old file. Then, on the event loop, entries
+        since the snapshot are appended to it, and it is renamed into place.
         """
         self._since = []
         try:
@@ -390,7 +390,7 @@ class Journal:
         finally:
             self._since = None
         self.close()
-        self._file, self._pending = file, []  # the snapshot and what followed it hold them all
+        self._file, self._pending = file, []  # the new file has all entries
         self.dirty, self.broken = True, False
         await in_pool(self._fs.sync_dir, self._path.parent)
 

@@ -1,4 +1,4 @@
-"""The memory layer of a send queue: the newest blocks, ready to be taken without a read."""
+"""The memory layer of a send queue: the newest blocks, which are taken without a read."""
 
 from collections import deque
 
@@ -6,8 +6,8 @@ from penstock.export.sendqueue.blocks import Block, bytes_of
 
 
 class MemoryLayer:
-    """Holds blocks that are also on disk, as a cache, and blocks that are in memory only
-    (`unwritten`). Leased blocks stay in `unwritten`, because a spill writes them too.
+    """A cache of blocks on disk, and the blocks that are in memory only (`unwritten`). Leased
+    blocks stay in `unwritten`, because a spill writes them too.
     """
 
     def __init__(self, max_blocks: int, max_bytes: int) -> None:
@@ -41,16 +41,18 @@ class MemoryLayer:
             self.unwritten_bytes += size
 
     def take(self, *, newest: bool) -> Block:
-        """Remove the newest or oldest block. Its body does not change any more: the key under which
-        a destination sees it contains the body's checksum, before and after a restart."""
+        """Remove the newest or oldest block. Its body must not change from now on: the key that a
+        destination gets contains the checksum of the body, before and after a restart.
+        """
         block = self._blocks.pop() if newest else self._blocks.popleft()
         self.bytes -= block.size
         block.raw_length = block.raw_length or len(block.body)  # a spill does not compress it
         return block
 
     def replace_bodies(self, blocks: list[Block], copies: list[Block]) -> None:
-        """Use the compressed bodies of the copies; a block that was taken meanwhile keeps its own,
-        and so does its copy."""
+        """Use the compressed bodies of the copies. A block that was taken meanwhile keeps its body,
+        and its copy gets that too.
+        """
         saved = 0
         for block, copy in zip(blocks, copies, strict=True):
             if block.raw_length:
@@ -67,15 +69,15 @@ class MemoryLayer:
             self.unwritten_bytes -= block.size
 
     def evict(self) -> list[Block]:
-        """Remove the oldest blocks, which are on disk, until there is room; return them."""
+        """Remove the oldest blocks, which are on disk, until there is room. Return them."""
         evicted = []
         while self._blocks and self.full:
             evicted.append(self.take(newest=False))
         return evicted
 
     def written(self, blocks: list[Block], copies: list[Block]) -> list[Block]:
-        """Note that `blocks` are on disk as `copies`; return those that leave memory because no
-        worker took them.
+        """Record that `blocks` are on disk as `copies`. Remove blocks without a lease from memory,
+        and return them.
         """
         for block, stored in zip(blocks, copies, strict=True):
             block.offset = stored.offset

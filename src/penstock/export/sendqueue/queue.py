@@ -1,17 +1,17 @@
-"""The send queue of one route: limits, what happens at them, and waiting, around a FastQueue.
+"""The send queue of one route: a FastQueue with limits, their policies, and waiting.
 
-Capacity is real: batches that are not completed, and bytes that are in files or in memory only,
-headers, journal and consumed parts of chunks included. Before the disk itself is full there is a
-reserve, so that completions can still be written down. At a limit the policy decides:
+The limits apply to batches that are not completed, and to all bytes in files or in memory only,
+including headers, the journal and consumed parts of chunks. A reserve on the disk ensures that
+completions can still be written. At a limit the policy decides:
 
-    drop_oldest  the oldest batches without a lease are dropped and counted; if bytes are short, a
-                 whole chunk at a time, because only that frees bytes
-    drop_newest  the push is dropped and counted, and the answer says so
+    drop_oldest  the oldest batches without a lease are dropped and counted; to free bytes, a whole
+                 chunk at a time, because nothing less frees bytes
+    drop_newest  the push is dropped and counted, and the answer reports it
     block        the push waits up to block_timeout for room, then raises Full; nothing is accepted
 
-A disk that refuses (ENOSPC, EIO) raises StorageFull or StorageFailed to the caller of a
-write-through queue; a queue with fsync `never` continues in memory up to the failover limits, then
-raises too. Nothing accepted is lost by it, and the next tick tries the disk again.
+If the disk refuses a write (ENOSPC, EIO), the caller of a write-through queue gets StorageFull or
+StorageFailed. A queue with fsync `never` continues in memory up to the failover limits, then raises
+too. No accepted record is lost, and the next tick tries the disk again.
 """
 
 import asyncio
@@ -33,10 +33,9 @@ from penstock.export.sendqueue.chunks import ChunkOptions
 from penstock.export.sendqueue.fastqueue import FastQueue
 from penstock.export.sendqueue.journal import DISK_FULL, NEWEST, OLDEST, PURGED, REASONS
 from penstock.export.telemetry import Rate, RouteMetrics
-from penstock.io.tasks import cancelled, supervised
+from penstock.io.tasks import RETRY_SECONDS, cancelled, supervised
 
 log = logging.getLogger("penstock.export")
-READ_RETRY_SECONDS = 1.0  # until a disk that could not be read is tried again
 ROOM_POLL_SECONDS = 1.0  # between two checks of the disk while a push waits for room
 PUSH_POLL_SECONDS = 5.0
 DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
@@ -82,7 +81,7 @@ class PushedBlocks:
 
 
 class SendQueue:
-    """`source`: "topic" or "queue" when the route reads one."""
+    """The queue of a route. `source` is "topic" or "queue" if the route reads one."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class SendQueue:
             context.clock,
             metrics.event,
         )
-        self.books = self._fast.books  # what was accepted and what became of it
+        self.books = self._fast.books  # accepted records and their outcomes
         self._takers: deque[asyncio.Future[None]] = deque()
         self._room = asyncio.Event()
         self._arriving = 0  # blocks that are pushed and not yet in the queue,
@@ -125,10 +124,10 @@ class SendQueue:
         self._next_backlog_take = 0.0
         self._in = Rate(context.clock)
         self._out = Rate(context.clock)
-        self._purged_before = 0  # blocks with a lower number are dropped when they come back
+        self._purged_before = 0  # blocks with a lower number are dropped when they are returned
         self._purged = 0  # records of such blocks
         for reason in filter(None, REASONS):
-            metrics.event(f"dropped_{reason}", 0)  # there before the first one is dropped
+            metrics.event(f"dropped_{reason}", 0)  # so that the series exists from the start
             metrics.event(f"dropped_batches_{reason}", 0)
 
     async def start(self) -> None:
@@ -139,7 +138,7 @@ class SendQueue:
         self._ticker = supervised(f"upkeep of route {self.name}", self._tick, self._context_metrics)
 
     async def stop(self) -> None:
-        """Stop; everything that is not delivered is on disk afterwards."""
+        """Stop. Undelivered records are on disk afterwards."""
         self.stop_taking()
         await cancelled(self._ticker)
         await self._fast.close()
@@ -153,7 +152,7 @@ class SendQueue:
     # Pushing
 
     async def push(self, blocks: list[Block], *, wait: bool = False) -> PushedBlocks:
-        """Take the blocks in. `wait`: with `block`, however long it takes, as a source can."""
+        """Accept blocks. With `wait`, the policy `block` waits without a limit, for sources."""
         count, size, records = len(blocks), bytes_of(blocks), records_of(blocks)
         if size > self.max_bytes or count > self.settings.max_size:
             raise TooLarge(
@@ -175,7 +174,7 @@ class SendQueue:
         return PushedBlocks(records, 0)
 
     async def _make_room(self, count: int, size: int, records: int, wait: bool) -> bool:
-        """Return True when the blocks fit, False when they were dropped instead."""
+        """Return True if the blocks fit, False if they were dropped instead."""
         full_behavior = self.settings.full_behavior
         timeout = math.inf if wait else self.settings.block_timeout
         deadline = self._clock.monotonic() + timeout
@@ -204,22 +203,20 @@ class SendQueue:
         await self._fast.pass_over(records, reason, position)
 
     async def write_out(self) -> int:
-        """Write memory to the chunks, if the disk takes it; return where the stream ends."""
+        """Write memory to the chunks, if the disk allows it. Return the end of the stream."""
         return await self._fast.write_out()
 
     async def room(self, size: int) -> None:
-        """Wait until about `size` bytes fit: for sources whose leases run while a push waits."""
+        """Wait until about `size` bytes fit. Sources use it before they take leases that expire."""
         while not self._stopping and not (self._fits(1, size) and self._disk_takes(size)):
             self._room.clear()
             await self._clock.wait(self._room, ROOM_POLL_SECONDS)
 
     def _disk_takes(self, size: int) -> bool:
-        """Return whether the disk has so many bytes beside the reserve, which is for
-        completions.
-        """
+        """Return whether the disk has so many bytes beside the reserve for completions."""
         reserve = self.settings.free_space_reserve
         if self._free_bytes - size < reserve:
-            self._update_free_bytes()  # less what was promised since, it is too little
+            self._update_free_bytes()  # the old value, less accepted bytes, is too small
         return self.in_memory or self._free_bytes - size >= reserve
 
     def _fits(self, count: int, size: int) -> bool:
@@ -229,12 +226,12 @@ class SendQueue:
         )
 
     async def _drop_for(self, count: int, size: int) -> bool:
-        """Drop old blocks for new ones; False when there was nothing to drop."""
+        """Drop old blocks for new ones. Return False if there was nothing to drop."""
         over = self._fast.count + self._arriving + count - self.settings.max_size
         dropped, _ = await self._fast.drop_oldest(over, OLDEST)
         if self._fast.bytes + self._arriving_bytes + size > self.max_bytes:
             on_disk = self._fast.oldest_chunk_blocks()
-            one = bool(self._fast.memory.unwritten)  # there a single block frees its bytes
+            one = bool(self._fast.memory.unwritten)  # in memory, a single block frees its bytes
             more, _ = await self._fast.drop_oldest(on_disk or one, OLDEST)
             dropped += more
             if self._fast.store is not None:
@@ -242,15 +239,15 @@ class SendQueue:
         return dropped > 0
 
     def _check_disk(self, size: int) -> None:
-        """Refuse before the disk is full."""
+        """Raise StorageFull before the disk is full."""
         store = self._fast.store
         if store is None:
             return
         if not self._disk_takes(size):
             self._metrics.add("queue_disk_full_total")
             raise StorageFull(
-                f"route {self.name} takes nothing more: the disk has {self._free_bytes} bytes "
-                f"free, {self.settings.free_space_reserve} are kept in reserve"
+                f"route {self.name} accepts no more: the disk has {self._free_bytes} bytes "
+                f"free, of which {self.settings.free_space_reserve} are kept in reserve"
             )
         self._free_bytes -= size
         memory = self._fast.memory
@@ -259,7 +256,7 @@ class SendQueue:
         if store.failing is not None and (
             len(memory.unwritten) > most or memory.unwritten_bytes > most_bytes
         ):
-            raise StorageFull(f"route {self.name} takes nothing more: {store.failing}")
+            raise StorageFull(f"route {self.name} accepts no more: {store.failing}")
 
     def _update_free_bytes(self) -> None:
         if self._fast.store is not None:
@@ -286,12 +283,12 @@ class SendQueue:
                 await waiter
             except asyncio.CancelledError:
                 if waiter.done() and not waiter.cancelled():
-                    self._wake(1)  # the wake-up was for us: hand it on
+                    self._wake(1)  # pass the wake-up to another taker
                 raise
         return False
 
     async def take(self) -> Block | None:
-        """Lease the next block; None when another worker was faster, or when stopping."""
+        """Lease the next block. Return None if another worker was faster, or when stopping."""
         if self._stopping:
             return None
         if self.settings.catchup_rate > 0 and self._fast.backlog:
@@ -303,7 +300,7 @@ class SendQueue:
             block = await self._fast.take()
         except (StorageError, OSError) as error:
             log.error("route %s: the send queue cannot be read, trying again: %s", self.name, error)
-            await self._clock.sleep(READ_RETRY_SECONDS)
+            await self._clock.sleep(RETRY_SECONDS)
             return None
         if block is not None and self._stopping:
             self._fast.give_back(block, attempted=False)
@@ -329,7 +326,7 @@ class SendQueue:
         self._wake(1)
 
     async def purge(self, waiting: Iterable[Block] = (), timeout: float = 0.0) -> int:
-        """Drop everything that was accepted before this; return the number of records.
+        """Drop all records accepted so far. Return their number.
 
         `waiting` are leased blocks that are not being sent. Blocks that are being sent have
         `timeout` seconds to be delivered. Otherwise they are dropped, even if the send ends later.

@@ -1,15 +1,14 @@
-"""The durable part of a send queue: chunks (what was accepted), journal (the outcomes), metadata (a
-hint).
+"""The durable part of a send queue: chunks (accepted blocks), journal (outcomes), metadata (hints).
 
 `fastqueue.meta` is JSON with the fields of metrics-governor and ours: `next_sequence`, `records`,
 `position`, and after a clean stop `clean`, `chunks` (start, size, first and next sequence number of
-each) and `checksum` (CRC32C of all the rest). It spares the next start a scan. Every hint in it
-is checked; if the file is missing, old or damaged, the chunks are read instead. Data is always
-written before metadata that describes it.
+each) and `checksum` (CRC32C of the other fields). With it, the next start needs no scan. Every hint
+is checked. If the file is missing, old or damaged, the chunks are read instead. Data is always
+written before the metadata that describes it.
 
-Blocks are numbered without gaps. A number that is neither completed nor on disk was lost (a
-kill before memory was written out, damage): it is booked as dropped, with its exact number of
-records, because every block and every completed range says how many records came before it.
+Blocks are numbered without gaps. A number that is neither completed nor on disk was lost (by
+damage, or by a kill before memory was written). It is booked as dropped, with its exact number of
+records, because every block and every completed range has the number of records before it.
 """
 
 import asyncio
@@ -42,12 +41,12 @@ from penstock.io.lock import DirectoryLock
 
 log = logging.getLogger("penstock.export")
 META, VERSION = "fastqueue.meta", 2
-MAX_JOURNAL_BYTES = 1 << 20  # then it is restarted
-MAX_UNSYNCED_BYTES = 32 << 20  # kept in memory because they are not synced yet
-MIN_POOL_BYTES = 64 << 10  # worth compressing outside the writer
-MIN_PARALLEL_BYTES = 1 << 20  # worth compressing in more than one thread
+MAX_JOURNAL_BYTES = 1 << 20  # a larger journal is restarted
+MAX_UNSYNCED_BYTES = 32 << 20  # kept in memory until they are synced
+MIN_POOL_BYTES = 64 << 10  # more bytes are compressed outside the writer
+MIN_PARALLEL_BYTES = 1 << 20  # more bytes are compressed in several threads
 COMPRESSORS = os.cpu_count() or 1
-MIN_LAST_CHUNK_BYTES = 1 << 20  # a smaller last chunk that is completed stays and is appended to
+MIN_LAST_CHUNK_BYTES = 1 << 20  # a smaller last chunk is kept for new blocks when completed
 
 
 class Meta(msgspec.Struct):
@@ -64,7 +63,9 @@ class Meta(msgspec.Struct):
 
 
 class Store:
-    """Blocking calls run in the pool under `writing` or `reading`, booking on the loop."""
+    """The files of a queue. Blocking calls run in the pool under `writing` or `reading`. Entries
+    are booked on the event loop.
+    """
 
     def __init__(
         self,
@@ -76,9 +77,9 @@ class Store:
         hints: Callable[[], dict[str, int]],
     ) -> None:
         self.books = books
-        self._hints = hints  # for the metadata: those that the queue above has
+        self._hints = hints  # of the FastQueue, for the metadata
         self.directory = directory
-        self.failing: str | None = None  # why the disk takes no more, while it does not
+        self.failing: str | None = None  # why the disk refuses writes; None: it does not
         self.writing = asyncio.Lock()
         self.reading = asyncio.Lock()
         self.on_event = books.on_event
@@ -89,7 +90,7 @@ class Store:
         self._lock = DirectoryLock(directory, "send queue")
         self._journal = Journal(fs, directory)
         self.chunks = Chunks(fs, directory, options, books.on_event)
-        self._stream_end = 0  # where the stream continues, also when all chunks are gone
+        self._stream_end = 0  # where the stream continues, even after all chunks are deleted
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
         self._flush_scheduled = True  # until it is open
@@ -146,7 +147,7 @@ class Store:
         return self.books.completed.gaps(chunks[0].base, chunks[-1].stop) if chunks else []
 
     def _load_meta(self) -> Meta:
-        """Return the hints; none when the file is missing, damaged or of another version."""
+        """Return the hints; empty if the file is missing, damaged or of another version."""
         try:
             fields = json.loads(self._fs.read(self.directory / META))
             meta = msgspec.convert(fields, Meta)
@@ -161,8 +162,8 @@ class Store:
         return Meta()
 
     def records_before(self, sequence: int) -> int:
-        """Return the records accepted before a block, if it or its predecessor is completed or on
-        disk, or if it is not there yet.
+        """Return the records accepted before a block. The block or its predecessor must be
+        completed or on disk, or the block must be the next one.
         """
         if sequence <= 1:
             return 0
@@ -187,8 +188,8 @@ class Store:
             self.chunks.sync()
 
     async def compress(self, blocks: list[Block], min_bytes: int = 1) -> None:
-        """Compress blocks that are not shared yet, in several threads if that pays. Fewer than
-        `min_bytes` are left to `append`.
+        """Compress blocks, in several threads if it is worth it. Fewer than `min_bytes` are left to
+        `append`.
         """
         if self._compression == NONE:
             return
@@ -203,7 +204,7 @@ class Store:
         )
 
     def appended(self, last: Block) -> None:
-        """Note, on the event loop, that everything up to `last` is in the chunks."""
+        """Record, on the event loop, that all blocks up to `last` are in the chunks."""
         self._stream_end = self.chunks.end
         self._stop, self._through = last.sequence + 1, last.through
         if last.position != NO_POSITION:
@@ -212,7 +213,7 @@ class Store:
         self.failing = None
 
     def check(self, reading: Reading, start: int) -> None:
-        """Book what a read from `start` should have given and did not as lost."""
+        """Book blocks that are missing in a read from `start` as lost."""
         for bad_start, bad_end in reading.bad:
             self.chunks.quarantine(bad_start, bad_end)
             self.on_event("quarantined", 1)
@@ -239,14 +240,14 @@ class Store:
 
     def failed(self, error: StorageError) -> None:
         if self.failing is None:
-            log.error("%s: the disk takes no more, trying again: %s", self.directory, error)
+            log.error("%s: the disk refuses writes, trying again: %s", self.directory, error)
         self.failing = str(error)
         self.on_event("disk_full" if isinstance(error, StorageFull) else "disk_failed", 1)
 
     # Books
 
     def book(self, entry: BlockEntry) -> None:
-        """Book an entry. It is in the page cache at the end of this turn of the event loop."""
+        """Book an entry. It is in the page cache at the end of this tick of the event loop."""
         if self.books.apply(entry):
             self._journal.add(entry)
             self._dirty = True
@@ -307,15 +308,16 @@ class Store:
         self.on_event("meta_sync", 1)
 
     async def remove_completed_chunks(self, *, whole: bool = False) -> int:
-        """Delete chunks whose blocks are all completed, oldest first; `whole`: the last one too,
-        however small. One that still holds a block keeps only itself: a batch that is sent for
-        minutes must not hold on to all that follow."""
+        """Delete chunks whose blocks are all completed, oldest first. With `whole`, also a small
+        last one. A chunk with an open block does not keep the chunks after it: sending one batch
+        may take minutes.
+        """
         removed = 0
         while self._removable(whole) is not None:
             async with self.writing, self.reading:
                 chunk = self._removable(whole)
                 if chunk is None:
-                    break  # something was appended while we waited
+                    break  # blocks were appended while this call waited
                 # Power loss must not keep these entries and forget their blocks.
                 if self._sync_wanted:
                     await self.in_pool(self.chunks.sync)
@@ -327,9 +329,7 @@ class Store:
         return removed
 
     def _removable(self, whole: bool) -> BlockFile | None:
-        """Return the oldest chunk that can go; the last one, which is written to, only if it is
-        alone.
-        """
+        """Return the oldest chunk that can be deleted; the last one only if it is the only one."""
         chunks = self.chunks.chunks
         for chunk in chunks[:-1] if len(chunks) > 1 else chunks:
             if self.books.completed.covers(chunk.base, chunk.stop):
@@ -339,11 +339,11 @@ class Store:
 
     def _remove(self, chunk: BlockFile) -> None:
         if self._sync_wanted:
-            self._journal.sync()  # a chunk whose completion is not durable would come back as lost
+            self._journal.sync()  # otherwise its blocks would count as lost after a power failure
         self.chunks.remove(chunk)
 
     async def close(self) -> None:
-        """Sync, and leave metadata that spares the next start a scan. Unlocks in any case."""
+        """Sync, and write metadata so that the next start needs no scan. Unlocks in any case."""
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
@@ -360,8 +360,8 @@ class Store:
         self._lock.release()
 
     async def in_pool(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call in the pool. A cancelled caller still waits for the thread, which needs the caller's
-        lock.
+        """Call in the pool. A cancelled caller still waits for the thread, which relies on the
+        caller's lock.
         """
         job = asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
         try:
@@ -376,7 +376,7 @@ def checksum(meta: dict[str, Any]) -> int:
 
 
 def compress_blocks(blocks: list[Block], compression: int) -> None:
-    """Compress in place what is not compressed yet and becomes smaller."""
+    """Compress bodies in place, unless they are compressed or would not become smaller."""
     for block in blocks:
         if not block.raw_length and block.compression == NONE:
             block.raw_length = len(block.body)

@@ -1,16 +1,15 @@
-"""The writer of a send queue: how blocks get in.
-
-Blocks are numbered, put into memory and written to the chunks, by one job after the other.
+"""Put blocks into a send queue: number them, add them to memory and write them to the chunks. One
+job runs at a time.
 
 Write-through (fsync `always` and `interval`, and every route that reads a topic or queue): a block
-is written to a chunk before anyone can take it, so a killed process loses nothing. Pushes compress
-side by side, then wait in line; one job writes, and perhaps syncs, everything that came in while
-the last one was at work.
+is written to a chunk before it can be taken, so a killed process loses nothing. Pushes compress
+their blocks concurrently and then wait. One job writes, and syncs if necessary, all blocks that
+arrived during the previous job.
 
-Otherwise (fsync `never`) blocks go to memory at once, and a spill writes out all that is in memory
-only: when there is too much, when the oldest is `stale_flush` old, and at a stop. A kill loses what
-is in memory. Pushes that are faster than the disk wait for a spill to end. What is in memory only
-is younger than all on disk, so a spill takes every block of it.
+Otherwise (fsync `never`), blocks are added to memory at once. A spill writes all blocks that are in
+memory only: if there are too many, if the oldest is `stale_flush` old, and at a stop. A kill loses
+these blocks. Pushes that are faster than the disk wait for a spill. All blocks in memory only are
+newer than those on disk, so a spill writes every one of them.
 """
 
 import asyncio
@@ -27,14 +26,13 @@ from penstock.export.sendqueue.journal import BlockEntry, Books, EntryKind
 from penstock.export.sendqueue.memory import MemoryLayer
 from penstock.export.sendqueue.store import MIN_POOL_BYTES, Store
 
-MAX_WRITE_BYTES = 32 << 20  # that one job takes
-MAX_SPILL_BYTES = (
-    4 << 20
-)  # that one part of a spill has: small, so that one part is compressed while another is written
+MAX_WRITE_BYTES = 32 << 20  # of one job
+# Of one part of a spill: small, so that one part is compressed while another is written.
+MAX_SPILL_BYTES = 4 << 20
 
 
 class ChunkWriter:
-    """`store` None: everything stays in memory."""
+    """The writer. Without a `store`, all blocks stay in memory."""
 
     def __init__(
         self,
@@ -51,14 +49,14 @@ class ChunkWriter:
         self._backlog = backlog
         self._store = store
         self._clock = clock
-        self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []  # in line to be written
-        self._task: asyncio.Task[None] | None = None  # the one job there is
+        self._pending: list[tuple[list[Block], asyncio.Future[None]]] = []  # waiting to be written
+        self._task: asyncio.Task[None] | None = None  # the job
         self._spill_wanted = False
         self._spilled = asyncio.Event()  # set, and replaced, when a spill has ended
         self.closed = False
 
     async def put(self, blocks: list[Block]) -> None:
-        """Take the blocks in, as durable as the policy says, or raise and take none of them."""
+        """Store all blocks with the durability of the policy, or raise and store none."""
         if not blocks:
             return
         if self._store is None or not self._options.write_through:
@@ -68,10 +66,10 @@ class ChunkWriter:
                 and self._task is not None
                 and not self._task.done()
             ):
-                self._spill_wanted = True  # the disk is slower than the pushes: they wait for it
+                self._spill_wanted = True  # the disk is slower than the pushes, so they wait
                 await self._spilled.wait()
             return
-        # Pushes do this side by side while the writer writes.
+        # Pushes compress concurrently while the writer writes.
         await self._store.compress(blocks, MIN_POOL_BYTES)
         if self.closed:
             raise Unavailable("the send queue is closed")
@@ -89,7 +87,7 @@ class ChunkWriter:
         if self._store is None:
             self._books.advance(last.sequence + 1, last.through)
         else:
-            # what a kill loses is counted, and its numbers are not used again
+            # so that blocks lost in a kill are counted, and their numbers are not reused
             self._store.book(BlockEntry(EntryKind.ACCEPTED, 0, last.sequence + 1, last.through))
             if self._memory.full:
                 self.spill_soon()
@@ -103,7 +101,7 @@ class ChunkWriter:
             if block.position != NO_POSITION:
                 position = block.position
             elif position >= 0:
-                block.position = position  # the last block says how far the source was read
+                block.position = position  # the last block must have the position of the source
 
     def _start(self) -> None:
         if self._task is None or self._task.done():
@@ -114,12 +112,12 @@ class ChunkWriter:
         self._start()
 
     async def idle(self) -> None:
-        """Wait until there is nothing to write, or the disk takes nothing."""
+        """Wait until there is nothing to write, or the disk refuses writes."""
         if self._task is not None:
             await self._task
 
     async def _write(self) -> None:
-        """Write one job after the other, each with everything that arrived meanwhile."""
+        """Run one job after the other, each for all blocks that have arrived meanwhile."""
         assert self._store is not None
         while self._pending or self._spill_wanted:
             async with self._store.writing:
@@ -174,16 +172,16 @@ class ChunkWriter:
             self.spill_soon()
 
     async def spill(self) -> bool:
-        """Write out everything that is in memory only; False when the disk refused."""
+        """Write all blocks that are in memory only. Return False if the disk refuses."""
         if self._store is None:
             return True
         async with self._store.writing:
             return await self._spill(self._store)
 
     async def _spill(self, store: Store) -> bool:
-        """Write out leased blocks too, with the body that a worker may be sending.
+        """Write all blocks that are in memory only, including leased ones with their present body.
 
-        A part is compressed while the part before it is written.
+        A part is compressed while the previous part is written.
         """
         parts = self._parts(self._memory.unwritten.values())
         if not parts:

@@ -1,1 +1,1 @@
-"""aiq's layout: three files to a segment, compatible with its data directory both ways."""
+"""aiq's layout: three files per segment. aiq can read our data directory, and we can read aiq's."""

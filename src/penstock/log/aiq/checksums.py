@@ -1,8 +1,9 @@
-"""Data against the checksums of its sidecar, a piece at a time: what `verify`, compaction and the
-scrub have in common.
+"""Compare data with the checksums of its sidecar, piece by piece, for `verify`, compaction and the
+scrub.
 
-A sidecar is read in windows of rows, so that one with millions of rows costs no memory; the batches
-of a window are read in runs, several small ones at once and a large one alone, in parts.
+A sidecar is read in windows of rows, so that one with millions of rows needs little memory. The
+batches of a window are read in runs: several small batches together, or a large one alone, in
+parts.
 """
 
 import logging
@@ -24,11 +25,11 @@ log = logging.getLogger("penstock.topics")
 
 ROWS_PER_WINDOW = 1 << 14
 PART_BYTES = 1 << 20  # of a large batch, read at once
-INDEX_ROWS_PER_STEP = 1 << 15  # where no batches say how many there are
+INDEX_ROWS_PER_STEP = 1 << 15  # for data without sidecar rows
 
 
 def sidecar(file: File, size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Windows of whole rows in `size` bytes: number of the first, rows, which are intact."""
+    """Yield windows of rows: the number of the first row, the rows, and which are intact."""
     count = size // BATCH_SIZE
     for at in range(0, count, ROWS_PER_WINDOW):
         rows, good = parse_batches(
@@ -38,7 +39,7 @@ def sidecar(file: File, size: int) -> Iterator[tuple[int, np.ndarray, np.ndarray
 
 
 def runs(rows: np.ndarray, most: int) -> Iterator[np.ndarray]:
-    """Neighbouring batches that span up to `most` bytes together; a larger one comes alone."""
+    """Yield runs of adjacent batches of up to `most` bytes together. A larger batch comes alone."""
     starts, ends = rows["start"].tolist(), rows["end"].tolist()
     at = 0
     while at < len(starts):
@@ -69,7 +70,7 @@ def mismatched(buffer: memoryview, run: np.ndarray) -> list[int]:
 
 
 def checksum(data: File, start: int, end: int) -> int | None:
-    """Return the CRC32C of these bytes; None when they are not all there."""
+    """Return the CRC32C of these bytes; None if some of them are missing."""
     value = 0
     while start < end:
         part = data.read_at(start, min(PART_BYTES, end - start))
@@ -81,17 +82,17 @@ def checksum(data: File, start: int, end: int) -> int | None:
 
 
 class AiqCheck:
-    """The check of one sealed segment, in steps. Blocks; one step at a time."""
+    """Check one sealed segment, in steps that block."""
 
     def __init__(self, segment: AiqSegment) -> None:
         self.segment = segment
         self.faults: list[Fault] = []
         self.unchecked = 0
-        self._row = 0  # of the index: those before it were looked at
+        self._row = 0  # the index rows before it are checked
         self._index_sound = True
 
     def steps(self) -> Iterator[int]:
-        """Yields how many bytes were read, after each step."""
+        """Yield how many bytes were read, after each step."""
         segment, at = self.segment, 0
         data, batches = segment.file(DATA), segment.file(BATCHES)
         for number, rows, good in sidecar(batches, segment.batches_size):
@@ -109,12 +110,12 @@ class AiqCheck:
         segment.file(INDEX).forget(0, segment.rows * INDEX_SIZE)
 
     def _note_rows(self, number: int, rows: np.ndarray, good: np.ndarray) -> np.ndarray:
-        """Report rows that are wrong by themselves; which ones speak of data that is there."""
+        """Report rows that are invalid. Return which rows describe existing data."""
         name = self.segment.path(BATCHES).name
         inside = (rows["end"] <= self.segment.data_size) & (rows["start"] < rows["end"])
         for wrong, what in (
             (~good, "a row does not match its checksum: its records have none"),
-            (good & ~inside, "a row speaks of data that is not there"),
+            (good & ~inside, "a row describes data that does not exist"),
         ):
             positions = (number + np.flatnonzero(wrong)) * BATCH_SIZE
             self.faults += [Fault(name, position, what, {}) for position in positions.tolist()]
@@ -130,7 +131,7 @@ class AiqCheck:
             else:
                 source = _Window(start, data.read_at(start, end - start))
                 wrong = mismatched(source.view, run)
-        except StorageFailed:  # which of them cannot be read?
+        except StorageFailed:  # check each batch alone, to learn which one cannot be read
             source, wrong = data, list(range(len(run)))
         lost = [i for i in wrong if not self._is_fine_on_disk(data, run[i])]
         if lost:
@@ -142,7 +143,7 @@ class AiqCheck:
         yield end - start
 
     def _is_fine_on_disk(self, data: File, row: Any) -> bool:
-        """Return whether the batch is fine when it is read again, from the disk."""
+        """Read the batch again, from the disk. Return whether it matches its checksum."""
         start, end = int(row["start"]), int(row["end"])
         data.forget(start, end - start)
         try:
@@ -152,7 +153,7 @@ class AiqCheck:
         if fine:
             name = self.segment.path(DATA).name
             log.warning(
-                "%s: bytes %d to %d failed their CRC32C and were fine when read again",
+                "%s: bytes %d to %d failed their CRC32C but matched it when read again",
                 name,
                 start,
                 end,
@@ -186,7 +187,7 @@ class AiqCheck:
         return any(begin < end and start < stop for begin, stop in self.segment.holes)
 
     def _bare(self, data: File, start: int, end: int) -> Iterator[int]:
-        """Records that no checksum covers: only index and framing can be compared."""
+        """Check records that no checksum covers: compare the index with their headers."""
         self.unchecked += end - start
         while start < end:
             row = min(self._row + INDEX_ROWS_PER_STEP, self._row_after(end))
@@ -197,7 +198,7 @@ class AiqCheck:
             start = stop if stop > start else end
 
     def _check_index(self, source: "File | _Window", start: int, end: int) -> None:
-        """Index rows of these records, whose first begins at `start`, against the records."""
+        """Compare records with their index rows. The first record begins at `start`."""
         segment, first = self.segment, self._row
         if not self._index_sound:
             return
@@ -211,7 +212,7 @@ class AiqCheck:
             self._row = stop
             if self._in_hole(start, end):
                 return
-            self._index_sound = False  # one is enough: the rows after it cannot be distinguished
+            self._index_sound = False  # report one fault only: it may cause the later ones
             what = f"a row does not match {segment.path(DATA).name}: records are located without it"
             self.faults.append(
                 Fault(segment.path(INDEX).name, (first + good) * INDEX_SIZE, what, {})
@@ -220,7 +221,7 @@ class AiqCheck:
 
 
 class _Window:
-    """A part of a file that was read already."""
+    """A part of a file, in memory."""
 
     def __init__(self, start: int, data: bytes) -> None:
         self.start, self.view = start, memoryview(data)

@@ -28,6 +28,7 @@ from penstock.log.layout import (
     NO_PRODUCER,
     BatchRow,
     Checkpoint,
+    pack_batch_row,
     pack_metadata,
     parse_batches,
 )
@@ -60,18 +61,12 @@ class AiqFormat(SegmentFormat):
             raise TypeError("aiq's layout has only payloads")
         data, index, count = laid_out
         size = len(data)
-        row = BatchRow(
-            first=first,
-            records=count,
-            flags=0 if producer is None else HAS_PRODUCER,
-            start=position,
-            end=position + size,
-            time=write.time,
-            producer=NO_PRODUCER if producer is None else producer.id,
-            sequence=0 if producer is None else producer.sequence,
-            crc=crc32c(data),
-        )
-        write.add({BATCHES: [row.pack()], DATA: [data], INDEX: [index]}, count, size)
+        flags, identity, sequence = 0, NO_PRODUCER, 0
+        if producer is not None:
+            flags, identity, sequence = HAS_PRODUCER, producer.id, producer.sequence
+        end, time, crc = position + size, write.time, crc32c(data)
+        row = pack_batch_row(first, count, flags, position, end, time, identity, sequence, crc)
+        write.add({BATCHES: [row], DATA: [data], INDEX: [index]}, count, size)
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
         """Return the chunks of the writes, with positions relative to the first record."""

@@ -1,9 +1,9 @@
-"""Finding the records in a data file when its index cannot be believed.
+"""Find the records in a data file whose index cannot be trusted.
 
-Where index rows are at hand they are checked against the headers in bulk (numpy, a few nanoseconds
-a record); where they stop agreeing, records are walked one by one; where that stops, reading
-resumes at the next place that the sidecar, the index, or at last a search through the bytes shows
-to be a record. What lies between is a hole.
+Index rows are compared with the record headers in bulk (numpy, a few nanoseconds per record). From
+the first mismatch on, records are walked one by one. Where the walk fails, reading resumes at the
+next record that the sidecar, the index, or finally a search through the bytes finds. The bytes in
+between are a hole.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ from penstock.log.segment import Segment
 
 CHUNK_BYTES = 4 << 20
 ROWS_PER_STEP = 1 << 16
-MAX_SEARCH_BYTES = 16 << 20  # looked through for the next record when nothing else says where
-CHAIN_RECORDS = 3  # in a row make a position believable
+MAX_SEARCH_BYTES = 16 << 20  # searched for the next record if sidecar and index have none
+CHAIN_RECORDS = 3  # a position is accepted if so many records follow one another there
 
 _IN_HEADER = np.arange(HEADER_SIZE)
 
@@ -43,8 +43,8 @@ class ReadableRecords(Protocol):
 
 
 def record_at(data: ReadableRecords, position: int, size: int) -> tuple[int, int]:
-    """Return the offset of the record whose header is at this position, and where it ends; -1 twice
-    when there can be none in data of this size.
+    """Return the offset and the end of the record at this position. Both are -1 if no header fits
+    there in data of this size.
     """
     header = data.read_at(position, HEADER_SIZE) if 0 <= position <= size - HEADER_SIZE else b""
     if len(header) < HEADER_SIZE:
@@ -87,11 +87,10 @@ def agreeing(data: ReadableRecords, rows: np.ndarray, size: int, start: int) -> 
 def walk(
     data: File, at: int, size: int, offset: int, limit: int | None
 ) -> tuple[list[tuple[int, int]], int, int]:
-    """Records one by one from `at`: their index rows, where they end, and the offset expected
-    there.
+    """Walk records one by one from `at`. Return their index rows, their end, and the next offset.
 
-    Offsets follow one another; with `limit` (a sealed segment) they may also leave some out,
-    staying below it.
+    Offsets are consecutive. With `limit` (a sealed segment), there may be gaps, and all offsets are
+    below it.
     """
     rows: list[tuple[int, int]] = []
     unpack = RECORD_HEADER.unpack_from
@@ -123,10 +122,10 @@ def scan(
     anchors: np.ndarray,
     limit: int | None = None,
 ) -> Scan:
-    """All records of `data[start:size]`, the first of which should have `offset`.
+    """Find all records of `data[start:size]`, the first of which should have `offset`.
 
-    `index` holds index rows and `anchors` (first offset, start) pairs of the sidecar, both for this
-    part and unproven.
+    `index` has the index rows of this part, and `anchors` pairs (first offset, start) from the
+    sidecar. Both may be wrong.
     """
     pieces: list[np.ndarray] = []
     holes: list[Hole] = []
@@ -157,8 +156,8 @@ def scan(
 
 
 def drop_untiled(scanned: Scan, batches: np.ndarray) -> Scan:
-    """Leave out what the sidecar contradicts: a batch must consist of exactly its records (zeros
-    look like some).
+    """Drop records that contradict the sidecar: each batch must consist of exactly its records.
+    (Zeros look like records.)
     """
     rows, end, offset, holes = scanned
     for batch in batches[batches["start"] < scanned.end]:
@@ -231,9 +230,7 @@ def _offsets_in(buffer: bytes, low: int, high: int) -> list[int]:
 def is_record(
     data: File, position: int, size: int, offset: int, limit: int | None, chain: int = 1
 ) -> bool:
-    """Return whether `chain` records follow from here, or fewer that end exactly where the file
-    does.
-    """
+    """Return whether `chain` records follow from here, or fewer that end exactly with the file."""
     for _ in range(chain):
         current, position = record_at(data, position, size)
         follows = current == offset if limit is None else offset <= current < limit
@@ -254,7 +251,7 @@ def intact_batches(segment: Segment) -> np.ndarray:
 
 
 def anchors_of(batches: np.ndarray) -> np.ndarray:
-    """Return where the sidecar says that batches begin."""
+    """Return where batches begin according to the sidecar."""
     anchors = np.empty(len(batches), INDEX_TYPE)
     anchors["offset"], anchors["position"] = batches["first"], batches["start"]
     return anchors

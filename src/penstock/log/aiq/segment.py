@@ -1,12 +1,13 @@
-"""A segment of aiq's layout: where a record is, and bytes from there.
+"""A segment of aiq's layout: locate records and read them.
 
-Offsets inside a segment may have gaps (compaction), so `row = offset - base` is used only where the
-numbers prove that there are none; otherwise the index is searched. Every record handed out by
-`read` was checked against its own header. Where index and data disagree the data is walked from the
-last place where they agreed: a damaged index costs time, a damaged record is `Damaged` with the
-file, the place and the offset where reading can continue. A hole in the *positions* is damage that
-recovery reported, or a batch whose checksum the scrub reported: neither is returned. A hole
-in the *offsets* alone is compaction.
+Offsets in a segment may have gaps (compaction). So `row = offset - base` is used only if there are
+none; otherwise the index is searched. Every record that `read` returns was compared with its own
+header. If index and data disagree, the data is walked from the last place where they agree: a
+damaged index only costs time. A damaged record raises `Damaged` with the file, the place and the
+offset where reading can continue.
+
+A gap in the *positions* is damage that recovery or the scrub reported; its bytes are never
+returned. A gap in the *offsets* alone is compaction.
 """
 
 from collections.abc import Mapping
@@ -32,8 +33,8 @@ from penstock.log.layout import (
 from penstock.log.segment import Batch, Raw, Segment, Write, empty_batch
 
 WINDOW_ROWS = 512  # of the index, read at once at the end of a search
-MAX_ROWS = 1 << 16  # of the index, looked at by one read
-MIN_GUESSED_ROWS = 64  # up to here all that are allowed are read
+MAX_ROWS = 1 << 16  # of the index, per read
+MIN_GUESSED_ROWS = 64  # fewer rows are read without guessing how many are needed
 
 
 class _Mismatch(Exception):
@@ -85,7 +86,7 @@ class AiqSegment(Segment):
         return rows
 
     def row_of(self, offset: int) -> int:
-        """Return the first row whose offset is not below `offset`; `rows` when there is none."""
+        """Return the first row whose offset is at least `offset`; `rows` if there is none."""
         if self.dense:
             return min(max(0, offset - self.base), self.rows)
         return self._search("offset", offset)
@@ -111,9 +112,7 @@ class AiqSegment(Segment):
         return int(self.index_rows(row, row + 1)["offset"][0]) if row < self.rows else self.end
 
     def position_of(self, row: int) -> int:
-        """Return where the record of this row begins; for the row after the last, where the data
-        ends.
-        """
+        """Return where this row's record begins. The row after the last is the end of the data."""
         return (
             int(self.index_rows(row, row + 1)["position"][0]) if row < self.rows else self.data_size
         )
@@ -125,7 +124,7 @@ class AiqSegment(Segment):
     # Reading
 
     def read(self, offset: int, max_records: int, max_bytes: int) -> Batch:
-        """At least one record if there is one at or after `offset`, however large it is."""
+        """Read records. If there is one at or after `offset`, return at least one of any size."""
         row = self.row_of(offset)
         if row >= self.rows:
             return empty_batch(self.end)
@@ -152,8 +151,8 @@ class AiqSegment(Segment):
     def _check(
         self, buffer: bytes, offsets: np.ndarray, starts: np.ndarray, size: int
     ) -> tuple[int, np.ndarray]:
-        """Return how many leading records agree with headers and neighbours, and their lengths; 0
-        as well when the positions alone make no sense.
+        """Return how many leading records agree with their headers and neighbours, and their
+        lengths. 0 if the positions are impossible.
         """
         steps = starts[1:] - starts[:-1]
         step = int(steps[0]) if len(steps) else size
@@ -173,12 +172,12 @@ class AiqSegment(Segment):
             or size < starts[-1] + HEADER_SIZE
         ):
             return 0, _NONE
-        # views of one byte's stride: entry p is the integer that begins at byte p, or 8 after it
+        # views with a stride of one byte: entry p is the integer that begins at byte p (or p + 8)
         stored = np.ndarray(len(buffer) - 7, "<u8", buffer, 0, (1,))[starts]
         lengths = np.ndarray(len(buffer) - 11, "<u4", buffer, 8, (1,))[starts].astype(np.int64)
         ends = starts + HEADER_SIZE + lengths
         fine = stored == offsets
-        # the record before a hole is good, the one after it is for the next read
+        # the record before a hole is good; the next read returns the one after it
         fine[1:] &= ends[:-1] == starts[1:]
         fine[-1] &= bool(ends[-1] <= size)
         good = len(fine) if bool(fine.all()) else int(np.argmin(fine))
@@ -214,9 +213,12 @@ class AiqSegment(Segment):
     def _span(
         self, row: int, offset: int, max_bytes: int, max_records: int | None
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """What a read from `row` on gets: index rows, where their records begin, and where the last
-        of these ends. How many rows `max_bytes` of data takes is guessed from the average record,
-        so one read of the index is nearly always enough."""
+        """Return the index rows of a read from `row` on, the positions of their records, and the
+        end of the last one.
+
+        The number of rows is estimated from the average size of a record, so one read of the index
+        is nearly always sufficient.
+        """
         remaining = self.rows - row
         most = remaining if max_records is None else min(remaining, max(1, max_records))
         count = most
@@ -244,7 +246,7 @@ class AiqSegment(Segment):
         return rows[:count], positions[:count], end
 
     def _explain_gap(self, rows: np.ndarray, offset: int) -> None:
-        """Asked for an offset that is not there: silently gone by compaction, or lost to damage?"""
+        """Raise if a missing offset was lost to damage. If compaction removed it, return."""
         if self.dense:
             raise _Mismatch
         following, position = int(rows["offset"][0]), int(rows["position"][0])
@@ -265,13 +267,13 @@ class AiqSegment(Segment):
         return count, end
 
     def _in_hole(self, begin: int, stop: int, offset: int) -> Damaged:
-        # a reader that continues there makes progress even when the index is wrong
+        # resume after `offset`, so that a reader makes progress even if the index is wrong
         resume = max(self.offset_of(self.row_at(stop)), offset + 1)
         text = f"{self.path(DATA).name}: bytes {begin} to {stop} are damaged, "
         return Damaged(f"{text}records continue at offset {resume}", resume)
 
     def _offset_at(self, position: int) -> int:
-        """Return the offset in the record header at this position, -1 when there can be none."""
+        """Return the offset in the record header at this position; -1 if none fits there."""
         return record_at(self.file(DATA), position, self.data_size)[0]
 
     def _agrees(self, row: int) -> bool:
@@ -281,7 +283,7 @@ class AiqSegment(Segment):
     def _walk(
         self, row: int, offset: int, max_records: int, max_bytes: int
     ) -> tuple[list[tuple[int, int]], int]:
-        """(offset, position) of records from `offset` on, by headers alone; where they end."""
+        """Walk headers; return (offset, position) of records from `offset` on, and their end."""
         if self.on_mismatch is not None:
             self.on_mismatch(self)
         at = expected = 0
@@ -341,15 +343,14 @@ class AiqSegment(Segment):
         return low
 
     def times(self, offsets: np.ndarray) -> np.ndarray:
-        """Append times, microseconds; the file's modification time where no row says."""
+        """Return append times in microseconds. Without a sidecar row, it is that of the file."""
         rows = np.empty(0, BATCH_TYPE)
         if len(offsets) and self.batches_size:
             start = max(0, self._batch_search("first", int(offsets[0])) - 1)
             rows = self.batch_rows(start, self._batch_search("first", int(offsets[-1])))
         first = rows["first"].astype(np.int64)
         ends = np.where(rows["flags"] & COMPACTED, np.iinfo(np.int64).max, first + rows["count"])
-        # Records of batch i are those at begins[i] to stops[i]; between two batches are those of
-        # neither.
+        # Batch i has the records begins[i] to stops[i]; those between two batches belong to none.
         begins = np.append(np.searchsorted(offsets, first), len(offsets))
         stops = np.clip(np.searchsorted(offsets, ends), begins[:-1], begins[1:])
         runs = np.empty(2 * len(rows) + 1, np.int64)

@@ -1,1 +1,1 @@
-"""Record batches: topics whose data files hold Kafka's batches, version 2."""
+"""Record batches: topics whose data files contain Kafka's batches, version 2."""

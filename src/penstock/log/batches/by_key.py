@@ -1,7 +1,7 @@
-"""Compaction of record batches by key: the latest record of each key stays.
+"""Compact record batches by key: keep the latest record of each key.
 
-Offsets, times and order stay; offsets get gaps. Records without a key stay. A tombstone stays for
-`TOMBSTONE_SECONDS` after its time, so that readers can see it, and then goes too.
+Records keep their offsets, times and order, so offsets get gaps. Records without a key are kept. A
+tombstone is kept for `TOMBSTONE_SECONDS` after its time, so that readers see it.
 """
 
 from hashlib import blake2b
@@ -19,18 +19,18 @@ from penstock.protocol.kafka_batch import (
 )
 
 TOMBSTONE_SECONDS = 86_400.0
-MAX_KEYS = 2_000_000  # about 200 bytes each; records of further keys stay until another pass
+MAX_KEYS = 2_000_000  # about 200 bytes each; records of further keys are left for another pass
 
 
 class LatestOffsets:
-    """The last offset of each key, by a digest."""
+    """The last offset of each key, by digest of the key."""
 
     def __init__(self, now: float) -> None:
         self._offsets: dict[bytes, int] = {}
-        self._expired = int((now - TOMBSTONE_SECONDS) * 1000)  # tombstones from before may go
+        self._expired = int((now - TOMBSTONE_SECONDS) * 1000)  # older tombstones are removed
 
     def add(self, head: BatchHead, data: Bytes) -> None:
-        """Note the keys of a batch, which comes after those noted before."""
+        """Record the keys of a batch. Batches are added in the order of the log."""
         for record in _records(head, data):
             if record.key is not None:
                 digest = _digest(record.key)
@@ -38,8 +38,8 @@ class LatestOffsets:
                     self._offsets[digest] = record.offset
 
     def compact(self, head: BatchHead, data: Bytes, last: int) -> tuple[Bytes, int]:
-        """Return the batch without records that were replaced, and how many records it has. The
-        record at `last` stays, so that the batches still meet what follows.
+        """Return the batch without replaced records, and the number of its records. The record at
+        `last` is kept, so that there is no gap before the next segment.
         """
         records = _records(head, data)
         kept = [one for one in records if one.offset == last or self._stays(one)]
@@ -70,7 +70,7 @@ class LatestOffsets:
         if record.key is None:
             return True
         latest = self._offsets.get(_digest(record.key))
-        if latest is None:  # a tombstone must not go before what it deletes
+        if latest is None:  # keep a tombstone as long as the records that it deletes
             return True
         if record.offset < latest:
             return False

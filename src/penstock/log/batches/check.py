@@ -1,4 +1,4 @@
-"""The check of a sealed segment of record batches, for the scrub."""
+"""Check a sealed segment of record batches, for the scrub."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ STEP_BYTES = 1 << 20
 
 
 class BatchCheck:
-    """Every batch against its checksum, then the index against the batches."""
+    """Check every batch against its checksum, then the index against the batches."""
 
     def __init__(self, segment: BatchSegment) -> None:
         self.segment = segment
@@ -46,7 +46,7 @@ class BatchCheck:
             yield from whole_batches(data, at, size, offset, limit=self.segment.end)
 
     def _pass_damage(self, data: File, at: int, size: int) -> None:
-        """Read what is not whole at `at` again, from the disk; then it is a hole."""
+        """Read the bytes at `at` again, from the disk. If they are still damaged, report a hole."""
         data.forget(at, size - at)
         again = self._batches(data, at, min(size, at + STEP_BYTES), self._index.end)
         if next(again, None) is not None:
@@ -64,9 +64,7 @@ class BatchCheck:
         self._index.skip(end, offset)
 
     def _find_next(self, data: File, at: int, size: int) -> Located | None:
-        """Return the next batch that is whole. When bytes cannot be read, try the places that the
-        index names.
-        """
+        """Return the next intact batch. If bytes cannot be read, try the positions in the index."""
         try:
             return next_whole(data, at, size, self._index.end, self.segment.end)
         except StorageFailed:
@@ -79,7 +77,7 @@ class BatchCheck:
             return None
 
     def _check_index(self) -> int:
-        """Compare the file with what the data makes of it, unless a hole took rows away."""
+        """Compare the index file with the data. Skip that if there are holes, which lack rows."""
         segment, size = self.segment, self.segment.sizes()[INDEX]
         stored = SparseIndex.parse(segment.file(INDEX).read_at(0, size))
         segment.file(INDEX).forget(0, size)

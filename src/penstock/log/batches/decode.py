@@ -1,4 +1,6 @@
-"""The records of a Kafka batch as numpy columns: only their lengths are walked one by one."""
+"""Decode the records of Kafka batches to numpy columns. Only the lengths of records are read one by
+one.
+"""
 
 from typing import NamedTuple
 
@@ -19,12 +21,12 @@ from penstock.protocol.kafka_batch import (
 
 MAX_WALKED_RECORDS = 48
 
-_PADDING = bytes(10)  # so that a varint may be read at any position
+_PADDING = bytes(10)  # appended, so that a varint can be read at any position
 
 
 class Columns(NamedTuple):
-    """The parts of a batch's records: where they lie in `data`, which is not compressed. A length
-    of -1: null.
+    """The positions of the parts of records within `data`, which is not compressed. A length of -1
+    is null.
     """
 
     data: bytes
@@ -38,15 +40,15 @@ class Columns(NamedTuple):
 
 
 class Decoder:
-    """The columns of several batches together. A batch of few records is walked in Python: numpy's
-    fixed costs would be most of it.
+    """Decode several batches to common columns. A batch of few records is decoded in Python, since
+    numpy's fixed costs would exceed the work.
     """
 
     def __init__(self) -> None:
         self._data: list[bytes] = []
         self._size = 0
         self._done: list[list[np.ndarray]] = []  # columns of batches, in order
-        self._few: list[list[int]] = [[] for _ in Columns._fields[1:]]  # behind those
+        self._few: list[list[int]] = [[] for _ in Columns._fields[1:]]  # columns of later records
 
     def add(self, batch: Bytes, head: BatchHead, at: int = 0) -> None:
         """Add the batch at this position of `batch`."""
@@ -96,7 +98,7 @@ class Decoder:
 
 
 def records_of(columns: Columns, part: slice, *, whole: bool = False) -> list[KafkaRecord]:
-    """Return these records of the columns; without our own header, unless `whole`."""
+    """Return a part of the records. Our own header is left out, unless `whole`."""
     data = columns.data
     return [
         KafkaRecord(
@@ -118,7 +120,7 @@ def _headers(data: bytes, at: int, whole: bool) -> tuple[tuple[str, bytes | None
 
 
 def decode_columns(data: bytes, head: BatchHead) -> Columns:
-    """Return the records of a batch, which are not compressed (`records_bytes`)."""
+    """Return the records of a batch, which must be decompressed (`records_bytes`)."""
     bounds = np.array(find_records(data, head.records), np.int64)
     starts = bounds[:-1]
     padded = np.frombuffer(data + _PADDING, np.uint8)
@@ -127,7 +129,7 @@ def decode_columns(data: bytes, head: BatchHead) -> Columns:
     key_lengths, key_starts = _varints(padded, places)
     value_lengths, value_starts = _varints(padded, key_starts + np.maximum(key_lengths, 0))
     header_starts = value_starts + np.maximum(value_lengths, 0)
-    ends = np.append(bounds[1:-1] - 1, bounds[-1])  # at least: the next length has a byte or more
+    ends = np.append(bounds[1:-1] - 1, bounds[-1])  # upper bounds: each length has a byte or more
     if len(starts) and (
         bool((header_starts >= ends).any())
         or int(key_lengths.min()) < -1

@@ -1,4 +1,4 @@
-"""Kafka's record batches as a format of segments: one file and one fsync per commit.
+"""The segment format with Kafka's record batches: one file and one fsync per commit.
 
 data.log            the active segment: record batches (`penstock.protocol.kafka_batch`)
 index.idx           its sparse index (`penstock.log.batches.index`), a hint
@@ -134,7 +134,9 @@ class BatchFormat(SegmentFormat):
         return ActiveBatchSegment(self, directory, sealed, checkpoint, proven)
 
     def replay(self, producers: Producers, segment: Segment, start: Checkpoint | None) -> None:
-        """Records may carry any time: a producer was here as late as the file was written."""
+        """Add the producers of a segment. Timestamps of records are arbitrary, so a producer counts
+        as active until the file was last modified.
+        """
         assert isinstance(segment, BatchSegment)
         at = min(start.data_size, segment.data_size) if start is not None else 0
         offset = start.next_offset if start is not None and at else segment.base
@@ -187,7 +189,7 @@ def _between_holes(segment: Segment, start: int) -> list[tuple[int, int]]:
 def _encode_payloads(
     content: list[Bytes] | Arrays | np.ndarray, header: tuple[str, bytes] | None
 ) -> tuple[list[Bytes], int]:
-    """Return the records of a batch with these payloads, in parts; and how many there are."""
+    """Return the encoded records of a batch with these payloads, in parts, and their number."""
     if isinstance(content, list):
         count, first, records = len(content), content[0], encode_values(content)
     elif isinstance(content, Arrays):

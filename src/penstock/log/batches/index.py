@@ -1,21 +1,21 @@
-"""The sparse index of a segment of record batches: a hint, which the data can replace.
+"""The sparse index of a segment of record batches: a hint, which can be rebuilt from the data.
 
-A row for the first batch, and for each that begins `INTERVAL_BYTES` or more behind the one with the
-row before; then a trailer. Little-endian, replaced as a whole when the topic is checkpointed and
-when the segment is sealed.
+It has a row for the first batch, and for each batch that begins `INTERVAL_BYTES` or more after the
+batch of the previous row; then a trailer. Integers are little-endian. The file is replaced when the
+topic is checkpointed and when the segment is sealed.
 
     row       0  base offset of a batch u64
-              8  where it begins in the data file u64
+              8  its position in the data file u64
              16  newest time of all batches before it, microseconds u64
              24  records before it u64
     trailer   0  magic "PENSIDX1"
               8  base of the segment u64
-             16  bytes of data that it describes u64
-             24  offset after the last of them u64
+             16  bytes of data that the index describes u64
+             24  offset after the last record in them u64
              32  records in them u64
              40  newest time in them, microseconds u64
-             48  1 = records were removed from it (compaction) u32
-             52  CRC32C of all before u32
+             48  1 = compaction removed records u32
+             52  CRC32C of all bytes before u32
 """
 
 from struct import Struct
@@ -34,7 +34,7 @@ _MAGIC = b"PENSIDX1"
 
 
 class SparseIndex:
-    """The rows of a segment and what they describe; grows with it."""
+    """The index of a segment, which grows with it."""
 
     __slots__ = ("_array", "_rows", "base", "compacted", "end", "newest", "records", "size")
 
@@ -49,7 +49,7 @@ class SparseIndex:
         self._array = np.empty(0, ROW)
 
     def add(self, batch: StoredBatch) -> None:
-        """Add the batch that follows."""
+        """Add the next batch."""
         if self.size >= self._next_position():
             self._rows.append((batch.first, self.size, self.newest, self.records))
         self.size += batch.size
@@ -63,7 +63,7 @@ class SparseIndex:
         return int(self._array["position"][-1]) + INTERVAL_BYTES if len(self._array) else 0
 
     def skip(self, position: int, offset: int) -> None:
-        """Pass over a hole."""
+        """Skip a hole."""
         self.size, self.end = position, offset
 
     @property
@@ -78,8 +78,8 @@ class SparseIndex:
         return self._array
 
     def row_before(self, column: str, value: int, side: str = "right") -> tuple[int, int, int, int]:
-        """Return the last row whose column is at most `value` (`left`: below it), or the first
-        there is; where the segment begins when there is none.
+        """Return the last row whose column is at most `value` (`left`: below it). If there is none,
+        return the first row, or the start of the segment if the index is empty.
         """
         rows = self.rows
         if not len(rows):
@@ -89,7 +89,7 @@ class SparseIndex:
         return offset, position, time, records
 
     def until(self, mark: Mark) -> "SparseIndex":
-        """Return the index as it was when the segment ended there."""
+        """Return the index as it was when the segment ended at `mark`."""
         index = SparseIndex(self.base)
         index.size, index.end, index.records = mark.data_size, mark.end, mark.rows
         index.newest, index.compacted = mark.newest, self.compacted
@@ -105,7 +105,7 @@ class SparseIndex:
 
     @classmethod
     def parse(cls, data: bytes) -> "SparseIndex | None":
-        """None when the file is not whole."""
+        """Decode the file. Return None if it is damaged."""
         at = len(data) - TRAILER_SIZE
         if at < 0 or at % ROW.itemsize or crc32c(data[:-4]) != _CHECK.unpack(data[-4:])[0]:
             return None

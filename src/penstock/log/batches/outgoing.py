@@ -1,5 +1,5 @@
-"""Records of aiq's layout as record batches, for Kafka's clients: a batch per append time, which is
-the time of its records.
+"""Encode records of aiq's layout as record batches, for Kafka's clients. Each append time has its
+own batch, and becomes the time of its records.
 """
 
 from itertools import pairwise
@@ -12,7 +12,7 @@ from penstock.protocol.kafka_batch import LOG_APPEND_TIME, NewRecord, encode_hea
 
 
 def encode_read(batch: Batch, times: np.ndarray) -> bytes:
-    """Encode what was read as record batches; `times` are the append times, microseconds."""
+    """Encode records as record batches. `times` are their append times in microseconds."""
     payloads, offsets = batch.payloads(), batch.offsets
     cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(offsets)]
     parts: list[bytes] = []

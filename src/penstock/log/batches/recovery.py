@@ -1,14 +1,15 @@
-"""Opening segments of record batches: the index is believed as far as it matches, the rest walked.
+"""Open segments of record batches. The index is trusted as far as it matches; the rest is walked.
 
-A sealed segment was synced before it got its name; when its index is whole and describes a file of
-that size, nothing else is read. The active segment is believed up to its index and walked from
-there, every batch against its checksum. Where a batch is not whole, one of three things happened:
+A sealed segment was synced before it got its name. If its index is intact and describes a file of
+that size, nothing else is read. The active segment is trusted up to the end of its index. From
+there on, every batch is checked against its checksum. A batch that is not intact has one of three
+causes:
 
-- The last commit was being written: nothing whole follows, or only batches of the same commit
-  (leader epoch 1). It was not answered, and is cut off into a quarantine file.
-- It is damage: a later commit is whole. The bytes are a hole: kept, reported, refused to readers.
-- The broker did not wait for fsyncs (state RELAXED), and the power failed: any part may be missing.
-  What is whole was answered and stays; what lies between is a hole, too.
+- The last commit was being written: no intact batch follows, or only batches of the same commit
+  (leader epoch 1). It was not acknowledged, and is moved to a quarantine file.
+- Damage: a later commit is intact. The bytes are a hole: kept, reported, and refused to readers.
+- The broker did not wait for fsyncs (state RELAXED), and the power failed, so any part may be
+  missing. Intact batches were acknowledged and are kept; the bytes between them are holes.
 """
 
 from typing import NamedTuple
@@ -34,19 +35,19 @@ from penstock.protocol.kafka_batch import HEAD_SIZE
 
 
 class Found(NamedTuple):
-    """What a data file holds: as many bytes of it are batches and holes as the index describes."""
+    """The batches and holes of a data file, up to the end of the index."""
 
     described: SparseIndex
     holes: list[Hole]
-    torn: bool  # what follows is a commit that was not finished
+    torn: bool  # an unfinished commit follows
 
 
 def find_batches(
     data: File, size: int, index: SparseIndex, *, limit: int | None, certain: int, state: int
 ) -> Found:
-    """Add to `index` what follows the part that it describes. With `limit` (a sealed segment)
-    offsets may leave some out, staying below it. What lies before `certain` was durable, and what
-    lies behind was written as `state` says.
+    """Add the batches that follow the described part to `index`. With `limit` (a sealed segment),
+    there may be gaps in the offsets, and all are below it. Data before `certain` was durable; data
+    after it was written under the durability `state`.
     """
     holes: list[Hole] = []
     while True:
@@ -62,7 +63,7 @@ def find_batches(
         behind = at >= certain and state != CLEAN
         following = next_whole(data, at, size, index.end, limit)
         while behind and state == STRICT and following and following.head.leader_epoch:
-            # of the same commit; is there one that began later?
+            # it belongs to the same commit: search for a later one
             following = next_whole(data, following.position, size, index.end, limit)
         if following is None:
             return Found(index, holes, torn=behind)
@@ -122,7 +123,7 @@ def _rebuild(
 def proven_batch_base(
     directory: TopicDirectory, sealed: list[int], checkpoint: Checkpoint | None
 ) -> int | None:
-    """Return the first offset of the active segment as its checkpoint or its index tells it."""
+    """Return the first offset of the active segment from its checkpoint or its index."""
     floor = sealed[-1] + 1 if sealed else 0
     index = _parsed(directory, INDEX)
     claimed = [checkpoint.base] if checkpoint is not None else []

@@ -58,7 +58,7 @@ class BatchSegment(Segment):
         super().__init__(fs, directory, base, sealed=sealed)
         self._index = None if sealed else SparseIndex(base)
         self._index_size = 0  # of the index file of a sealed segment
-        # First offset of a batch -> (position, records before it), for recent reads and appends.
+        # Where recent reads ended: offset -> (position, records before it).
         self._places: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     # Numbers
@@ -103,7 +103,6 @@ class BatchSegment(Segment):
     def extend(self, write: Write) -> None:
         index = self.index
         for batch in write.batches:
-            self._remember(batch.first, index.size, index.records)
             index.add(batch)
         self.end, self.rows, self.newest = index.end, index.records, index.newest
         self.data_size = index.size

@@ -1,20 +1,19 @@
-"""Opening a topic: finish or undo what was interrupted, believe the checkpoint, scan the rest.
+"""Open a topic: finish or undo interrupted work, trust the checkpoint, scan the rest.
 
-The data files are the truth. Everything else is checked against them cheaply and rebuilt when it
-disagrees:
+The data files are the truth. All other files are checked against them cheaply, and rebuilt if they
+disagree:
 
-- A sealed segment was synced before it got its name; its last index row must point at the record
-  that ends the file. If not, the segment is scanned and its index rebuilt. It ends before the
-  next segment begins: what a segment that broke may hold beyond that was never answered.
-- The active segment is believed up to its checkpoint and scanned from there. A record that is not
-  whole at the end is a torn write, and so is a batch whose sidecar row promises more than there is:
-  both are cut off, into a quarantine file. A record that makes no sense before others that do is a
-  hole: kept, reported, and refused to readers.
-- A sidecar row that is damaged tells nothing; one that speaks of data that is not there is dropped.
+- A sealed segment was synced before it got its name. Its last index row must point at the last
+  record of the file. If not, the segment is scanned and its index rebuilt. It ends before the next
+  segment begins: later records in a broken segment were never acknowledged.
+- The active segment is trusted up to its checkpoint and scanned from there. An incomplete record at
+  the end is a torn write, and so is a batch whose sidecar row covers more data than there is. Both
+  are moved to a quarantine file. An invalid record before valid ones is a hole: kept, reported, and
+  refused to readers.
+- A damaged sidecar row is ignored. A row that describes data that does not exist is dropped.
 
-Each finding is logged, counted, and noted in `damage.json` when something was lost. Nothing here
-keeps a topic from opening; a disk that does not even let itself be read makes it fail for this
-topic alone.
+Each finding is logged and counted, and losses are added to `damage.json`. No damage prevents a
+topic from opening. If the disk cannot be read, only this topic fails.
 """
 
 from penstock.log.recovery.interrupted import finish_swap

@@ -1,5 +1,5 @@
-"""Finishing or undoing a roll, a repair or a swap that a crash interrupted, before anything of the
-topic is looked at.
+"""Finish or undo a roll, a repair or a swap that a crash interrupted. This is the first step of
+recovery.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ def finish_interrupted(form: SegmentFormat, directory: TopicDirectory) -> None:
 
 
 def _finish_switch(form: SegmentFormat, directory: TopicDirectory) -> None:
-    """Give a new segment its name when the old one has lost its own: it may be the only one that
-    holds what was answered (`Writer.switch`).
+    """Give a new segment its name if the old one was renamed already: it may be the only one with
+    acknowledged records (`SegmentWriter.switch`).
     """
     names = directory.names
     if f"{DATA}.new" not in names or not _switch_began(form, directory):
@@ -56,9 +56,10 @@ def _finish_switch(form: SegmentFormat, directory: TopicDirectory) -> None:
 
 
 def _switch_began(form: SegmentFormat, directory: TopicDirectory) -> bool:
-    """Return whether the old data has its sealed name; or, when all of it is replaced, the new
-    first file has its name and the new data, which is created after it and removed before it, has
-    not.
+    """Return whether a switch has begun to rename files.
+
+    Either the old data has its sealed name. Or, if all of it is replaced, the first new file has
+    its name but the new data has not, which is created after that file and removed before it.
     """
     names = directory.names
     if DATA not in names:
@@ -73,11 +74,10 @@ def _switch_began(form: SegmentFormat, directory: TopicDirectory) -> bool:
 def unfinished_roll(
     form: SegmentFormat, fs: Fs, directory: Path, names: Set[str]
 ) -> dict[str, str]:
-    """Kinds of the active segment whose file a roll renamed before it was interrupted, and the
-    names they have now.
+    """Return the files of the active segment that an interrupted roll has renamed: their kinds and
+    present names.
 
-    A roll renames the data last, so that data.log still begins at the base that the others are
-    named after.
+    A roll renames the data last, so data.log still begins at the base in the names of the others.
     """
     sealed = [parsed for parsed in map(parse_sealed, names) if parsed is not None]
     newest = max((base for _, base in sealed), default=-1)
@@ -95,9 +95,9 @@ def unfinished_roll(
 
 
 def finish_swap(form: SegmentFormat, fs: Fs, directory: Path, marker: str) -> None:
-    """Put a compacted segment in place of those it was made from; see `penstock.topics.compaction`.
+    """Replace segments by the compacted one made from them; see `penstock.topics.compaction`.
 
-    May be called again after it failed: what was done is not repeated.
+    May be called again after a failure: completed steps are not repeated.
     """
     bases = parse_checked(fs.read(directory / marker)) if fs.exists(directory / marker) else None
     if bases is not None:

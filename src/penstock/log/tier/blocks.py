@@ -1,4 +1,4 @@
-"""Where blocks of the tier's files are kept: on the local disk, or in memory for a short reader."""
+"""Keep blocks of the tier's files on the local disk, or in memory for a short-lived reader."""
 
 from contextlib import closing
 from pathlib import Path
@@ -10,14 +10,14 @@ Key = tuple[str, int]  # object, number of the block
 
 
 class Blocks(Protocol):
-    """Called from several threads, for one key by one of them at a time."""
+    """A store of blocks. Several threads use it, but only one at a time for each key."""
 
     def clear(self) -> None: ...
 
     def put(self, key: Key, data: bytes) -> None: ...
 
     def get(self, key: Key, start: int, stop: int) -> bytes | None:
-        """Return a part of a block; None when it is not there (any more)."""
+        """Return a part of a block; None if the block is missing."""
 
     def remove(self, key: Key) -> None: ...
 
@@ -41,7 +41,7 @@ class BlocksInMemory:
 
 
 class BlocksOnDisk:
-    """A file each, whose names mean nothing: they are forgotten with the process."""
+    """Blocks in a file each. The files have no meaning after the process ends."""
 
     def __init__(self, directory: Path, fs: Fs) -> None:
         self._directory = directory
@@ -51,8 +51,8 @@ class BlocksOnDisk:
         return self._directory / f"{key[0].replace('/', '-')}-{key[1]}"
 
     def clear(self) -> None:
-        """Remove all files, one by one: a directory that a read-ahead from before still writes to
-        cannot be removed as a whole.
+        """Remove all files one by one. The directory cannot be removed as a whole while an earlier
+        read-ahead still writes to it.
         """
         self._fs.make_dir(self._directory)
         for name in self._fs.list_dir(self._directory):

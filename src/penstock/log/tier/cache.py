@@ -1,11 +1,11 @@
-"""A cache of blocks of the tier's files: at most so many bytes, the longest unused go first.
+"""A cache of blocks of the tier's files, with a limit in bytes and least-recently-used eviction.
 
-A file in the tier is read in whole blocks, each checked against its checksum. Whoever reads in a
-thread waits for the blocks it lacks; a read on the event loop is refused with `NotCached` instead
-and is repeated in a thread (`Topic.read_or_wait`). Reading in order is noticed and read ahead of,
-the further the longer it lasts.
+A file in the tier is read in whole blocks, each checked against its checksum. A read in a thread
+waits for missing blocks. A read on the event loop fails with `NotCached` instead, and is repeated
+in a thread (`Topic.read_or_wait`). Sequential reads are detected and read ahead, the further the
+longer they last.
 
-It is emptied when it is opened: nothing on disk has to be trusted, and nothing is synced.
+The cache is emptied when it is opened, so no file on disk must be trusted, and nothing is synced.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from penstock.object_store import ObjectStore
 
 log = logging.getLogger("penstock.topics.tier")
 
-READERS = 8  # reads at a time that wait for the store
-LOADERS = 12  # blocks at a time on their way
+READERS = 8  # concurrent reads that wait for the store
+LOADERS = 12  # concurrent transfers of blocks
 MAX_BLOCKS_AHEAD = 8
 STREAMS_REMEMBERED = 256
 
 
 class NotCached(Unavailable):
-    """What is to be read lies in the tier, and the event loop does not wait for it."""
+    """The data is in the tier and not in the cache, and the event loop must not wait for it."""
 
     def __init__(self) -> None:
         super().__init__("this part of the topic is being read from the tier")
@@ -44,11 +44,11 @@ class BlockCache:
         self._limit = limit  # bytes
         self._readers = ThreadPoolExecutor(READERS, "tier-read")
         self._loaders = ThreadPoolExecutor(LOADERS, "tier-load")
-        self._lock = threading.Lock()  # guards what follows
-        self._sizes: OrderedDict[Key, int] = OrderedDict()  # of those there are, by last use
+        self._lock = threading.Lock()  # guards the next four attributes
+        self._sizes: OrderedDict[Key, int] = OrderedDict()  # of cached blocks, by last use
         self._total = 0
         self._loading: dict[Key, Future[bytes]] = {}
-        # The block that a reader in order wants next, and how far ahead of it is read.
+        # The next block of each sequential reader, and how many blocks are read ahead for it.
         self._streams: OrderedDict[Key, int] = OrderedDict()
         counter = metrics.counter
         self._hits = counter(
@@ -68,7 +68,7 @@ class BlockCache:
         )
 
     def open(self) -> None:
-        """Blocks: empty it."""
+        """Empty the cache. Blocks the caller."""
         self._blocks.clear()
 
     def close(self) -> None:
@@ -76,11 +76,11 @@ class BlockCache:
         self._loaders.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call what reads in a thread that may wait for the store."""
+        """Call `read` in a thread, which may wait for the store."""
         return await in_pool(self._readers, read, *args, **kwargs)
 
     def read(self, stored: StoredObject, position: int, length: int) -> bytes:
-        """Up to `length` bytes from `position`; fewer only at the end of the file."""
+        """Return up to `length` bytes from `position`; fewer only at the end of the file."""
         end = min(position + length, stored.file.size)
         if position >= end:
             return b""
@@ -104,7 +104,7 @@ class BlockCache:
         return b"".join(part for part in parts.values() if part is not None)
 
     def warm(self, stored: StoredObject) -> None:
-        """Whoever reads the file before this one in order is about to begin it."""
+        """Load the first blocks of a file that a sequential reader is about to begin."""
         with self._lock:
             if (stored.name, 0) in self._streams or (stored.name, 0) in self._sizes:
                 return

@@ -93,10 +93,10 @@ class TierManifest(msgspec.Struct, kw_only=True):
     def check_names(self, where: str) -> None:
         """Raise Damaged if a name would lead out of its directory."""
         if not is_topic_name(self.name) or not is_incarnation(self.incarnation):
-            raise Damaged(f"{where} names a topic that cannot be one: {self.name!r}")
+            raise Damaged(f"{where} has an invalid name of a topic: {self.name!r}")
         for segment in self.segments:
             if "/" in segment.stem or not is_relative_path(segment.stem):
-                raise Damaged(f"{where} names a segment that cannot be one: {segment.stem!r}")
+                raise Damaged(f"{where} has an invalid name of a segment: {segment.stem!r}")
 
 
 def prefix_of(incarnation: str) -> str:

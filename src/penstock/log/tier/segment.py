@@ -1,4 +1,4 @@
-"""A segment whose files lie in the tier: read like any other, through the cache."""
+"""A segment whose files are in the tier. It is read like any other, through the cache."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from penstock.log.tier.manifest import StoredObject, StoredSegment, TierManifest
 
 
 class StoredSegmentFile:
-    """A `File` that is only read."""
+    """A read-only `File` in the tier."""
 
     __slots__ = ("_cache", "_stored", "path", "poisoned", "size")
 
     def __init__(self, cache: BlockCache, stored: StoredObject) -> None:
         self.path = Path(stored.name)
         self.size = stored.file.size
-        self.poisoned: str | None = "it lies in the tier"
+        self.poisoned: str | None = "it is in the tier"
         self._cache = cache
         self._stored = stored
 
@@ -74,7 +74,7 @@ def put_in_tier(
     cache: BlockCache,
     holes: tuple[tuple[int, int], ...],
 ) -> Segment:
-    """Let a blank segment be the one that lies in the tier."""
+    """Turn a blank segment into one whose files are in the tier."""
     sizes = {kind: file.size for kind, file in stored.files.items()}
     segment.elsewhere = TieredFiles(incarnation, stored, cache)
     segment.take(Mark(stored.end, stored.rows, stored.newest, sizes))

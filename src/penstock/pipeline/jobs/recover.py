@@ -10,14 +10,13 @@ not remove the files: remove them when the report says that nothing was rejected
 Spark distributes and sorts pieces: the lines of one partition in one block of one file. Its cost is
 per piece, not per event. The broker receives a line with a checksum as it is in the file, so the
 producer, an encrypted payload and the checksum are unchanged. Other events are converted to our
-format. Each task pushes on several connections, but each partition on one of them, so that
-PostgreSQL works while the task prepares the next request.
+format.
 """
 
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +24,7 @@ from typing import Any, BinaryIO
 import msgspec
 import pyarrow as pa
 
-from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.errors import InvalidRequest, NotFound
 from penstock.net.tls import ca_text
 from penstock.pipeline.session import activate
 from penstock.pipeline.sinks.queue import BUFFER_LINES, PUSH_BYTES, PushLink
@@ -51,7 +50,6 @@ COUNTS = pa.schema({**dict.fromkeys(NONE, pa.int64()), "error": pa.string()})
 BLOCK_BYTES = 8 << 20  # part of a file that is parsed at once
 PIECE_EVENTS = 2000
 PUSH_EVENTS = 4000
-LANES_PER_TASK = 2  # connections per task
 Line = tuple[bytes, Event | None]
 NAME = re.compile(r"(?:failover|qos0)(?:_(.+?))?\.buf(?:\.tmp)?")
 
@@ -215,86 +213,32 @@ def _batch(rows: list[Any], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class _Lane:
-    """A connection and the thread that pushes on it. After a failed request it sends no other:
-    later events would be stored before those that the repeated task pushes."""
-
-    def __init__(self, link: PushLink) -> None:
-        self._link = link
-        self._failed = False
-        self._thread = ThreadPoolExecutor(1)
-        self._pushes: deque[Future[list[dict[str, Any]]]] = deque()
-        self._pieces: list[bytes] = []
-        self._events = self._bytes = 0
-
-    def add(self, piece: bytes, events: int) -> Iterator[dict[str, Any]]:
-        """Push a piece together with others of this lane. Yield the results of earlier requests."""
-        over = self._events + events > PUSH_EVENTS or self._bytes + len(piece) > PUSH_BYTES
-        if self._events and over:
-            yield from self.push()
-        self._pieces.append(piece)
-        self._events += events
-        self._bytes += len(piece)
-
-    def push(self) -> Iterator[dict[str, Any]]:
-        while len(self._pushes) > 1:  # one being pushed, one ready
-            yield from self._pushes.popleft().result()
-        if self._events:
-            self._pushes.append(self._thread.submit(self._pushed, b"".join(self._pieces)))
-            self._pieces, self._events, self._bytes = [], 0, 0
-
-    def _pushed(self, joined: bytes) -> list[dict[str, Any]]:
-        if self._failed:
-            raise Unavailable("a push before this one failed")
-        self._failed = True
-        done = _pushed(self._link, [line + b"\n" for line in joined.split(b"\n")[:-1]])
-        self._failed = False
-        return done
-
-    def finish(self) -> Iterator[dict[str, Any]]:
-        yield from self.push()
-        while self._pushes:
-            yield from self._pushes.popleft().result()
-
-    @property
-    def waiting(self) -> int:
-        return sum(not push.done() for push in self._pushes)
-
-    def close(self) -> None:
-        """Wait for running requests, so that a repeated task has its partitions to itself."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._link.close()
-
-
 def _pusher(url: str, token: str | None, patience: float) -> Any:
     ca = ca_text(None)
 
     def push(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        lanes = [
-            _Lane(PushLink(url, token, patience, ca, BUFFER_LINES)) for _ in range(LANES_PER_TASK)
-        ]
-        lane, place = lanes[0], None
-        try:
+        with closing(PushLink(url, token, patience, ca, BUFFER_LINES)) as link:
+            waiting: list[bytes] = []  # pieces
+            events = size = 0
             for batch in batches:
                 outcomes: list[dict[str, Any]] = []
-                columns = [batch.column(i).to_pylist() for i in (0, 1, 4, 5, 6)]
-                for queue, partition, events, lines, unreadable in zip(*columns, strict=True):
-                    if unreadable:
-                        outcomes.append({"unreadable": unreadable})
-                    if not events:
-                        continue
-                    # consecutive pieces of a partition stay on one lane
-                    if place != (queue, partition):
-                        place = (queue, partition)
-                        lane = min(lanes, key=lambda lane: lane.waiting)
-                    outcomes += lane.add(lines, events)
-                yield _counts(outcomes)
-            yield _counts([row for lane in lanes for row in lane.finish()])
-        finally:
-            for lane in lanes:
-                lane.close()
+                columns = [batch.column(name).to_pylist() for name in ("events", "lines")]
+                for count, lines in zip(*columns, strict=True):
+                    if waiting and (events + count > PUSH_EVENTS or size + len(lines) > PUSH_BYTES):
+                        outcomes += _pushed(link, _lines_of(waiting))
+                        waiting, events, size = [], 0, 0
+                    if count:
+                        waiting.append(lines)
+                        events, size = events + count, size + len(lines)
+                unreadable = sum(batch.column("unreadable").to_pylist())
+                yield _counts([*outcomes, {"unreadable": unreadable}])
+            yield _counts(_pushed(link, _lines_of(waiting)) if waiting else [])
 
     return push
+
+
+def _lines_of(pieces: list[bytes]) -> list[bytes]:
+    return [line + b"\n" for line in b"".join(pieces).split(b"\n")[:-1]]
 
 
 def _pushed(link: PushLink, lines: list[bytes]) -> list[dict[str, Any]]:

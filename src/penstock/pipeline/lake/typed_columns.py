@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
@@ -94,13 +93,16 @@ class TypedColumns:
 
     def inferred(self, frame: Any) -> "TypedColumns":
         """With the fields that the records of a frame have and the columns do not."""
-        payload = f.try_parse_json(f.col("payload").cast("string"))
-        # with an array or a number among them there would be no fields in common
-        fields = f.when(f.schema_of_variant(payload).startswith("OBJECT<"), payload)
-        text = frame.select(f.schema_of_variant_agg(fields)).collect()[0][0] or ""
+        found = frame.sparkSession.sql(
+            """SELECT key, schema_of_variant_agg(value) AS type
+                 FROM {frame}, LATERAL variant_explode(try_parse_json(CAST(payload AS STRING)))
+                WHERE key IS NOT NULL GROUP BY key ORDER BY key""",
+            frame=frame,
+        )
         names = {one.name.lower() for one in (self.fields or StructType([])).fields}
         new = StructType()
-        for name, kind in object_fields(text):
+        for name, full_type in found.collect():
+            kind = re.split("[<(]", full_type)[0]  # without what is in it
             if name.lower() in names or kind not in INFERRED:
                 continue
             names.add(name.lower())
@@ -136,32 +138,3 @@ class TypedColumns:
 
 def spark_schema(snapshot: Snapshot) -> Any:
     return StructType.fromJson(json.loads(snapshot.delta.schema().to_json()))
-
-
-def object_fields(text: str) -> list[tuple[str, str]]:
-    """Name and type of the fields in `OBJECT<a: BIGINT, b: ARRAY<STRING>>`; types without what is
-    in them. Names that are not plain are in backticks.
-    """
-    if not text.startswith("OBJECT<"):
-        return []
-    fields = []
-    position, inner = 0, text[len("OBJECT<") : -1]
-    name_of = re.compile(r"`((?:[^`]|``)*)`: |([^:`]*): ")
-    while position < len(inner):
-        match = name_of.match(inner, position)
-        if match is None:
-            raise InvalidRequest(f"the fields of the payloads are not understood: {text[:200]}")
-        end = match.end()
-        depth = 0
-        quoted = False
-        while end < len(inner) and (depth or quoted or inner[end] != ","):
-            character = inner[end]
-            quoted ^= character == "`"
-            if not quoted:
-                depth += (character in "<(") - (character in ">)")
-            end += 1
-        kind = re.match(r"[A-Z]+", inner[match.end() : end])
-        name = match[1].replace("``", "`") if match[1] is not None else match[2]
-        fields.append((name, kind[0] if kind else ""))
-        position = end + 2
-    return fields

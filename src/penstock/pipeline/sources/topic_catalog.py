@@ -232,7 +232,7 @@ class Topics:
 
     def _fetch(self, topic: str, incarnation: str, start: int, end: int) -> Iterator[Slice]:
         while start < end:
-            fetched = self.link.fetch(topic, start, FETCH_BYTES, keyed=self.keyed)
+            fetched = self.link.fetch(topic, start, FETCH_BYTES, keyed=self.keyed, end=end)
             if (actual := fetched.incarnation.hex()) != incarnation:
                 raise _recreated(topic, incarnation, actual)
             if fetched.records:

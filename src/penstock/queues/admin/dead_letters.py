@@ -99,7 +99,7 @@ class DeadLetterStore:
                     "or its group was deleted"
                 )
             for queue, group in {(row["queue"], row["group_name"]) for row in back}:
-                self._waiting.available(queue, LETTERS_PER_STEP, group)
+                self._waiting.wake(queue, LETTERS_PER_STEP, group)
             yield len(back)
             if looked < LETTERS_PER_STEP:
                 return

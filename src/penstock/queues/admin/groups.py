@@ -149,7 +149,7 @@ class QueueGroups:
             async for numbers in self._walk(queue_id):
                 done, last = await self._seek(group_id, numbers, target)
                 moved += done
-        self._waiting.available(queue, 1000, group)
+        self._waiting.wake(queue, 1000, group)
         return Seek(
             group=group,
             queue=queue,

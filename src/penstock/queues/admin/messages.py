@@ -161,7 +161,7 @@ class Messages:
                         WHERE partition_id = $1 AND group_id = $2 AND seq = $3""",
                     *key,
                 )
-        self._waiting.available(row["queue"], 1)
+        self._waiting.wake(row["queue"], 1)
         return done
 
     async def move_to_dead_letters(
@@ -186,8 +186,8 @@ class Messages:
         batch = AckBatch([ack])
         runs = await batch.arguments(self._catalog)
         assert runs is not None  # the message was there a moment ago
-        [acked] = await batch.fill(await self._calls.settle(runs))
-        self._waiting.available(row["queue"], 1, group)
+        [acked] = await batch.results(await self._calls.settle(runs))
+        self._waiting.wake(row["queue"], 1, group)
         return acked.dlq
 
     async def _groups(self, row: Any, group: str | None) -> list[Any]:

@@ -78,7 +78,7 @@ class Sinks:
             return rows, pushed
 
         rows, pushed = await self._transactions.attempt(logs_of(items), work)
-        self._transactions.announce(pushed)
+        self._transactions.count_and_wake(pushed)
         return rows
 
     async def _store_fitting(

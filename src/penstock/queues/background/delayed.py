@@ -122,7 +122,7 @@ class Delayed:
             ):
                 self._pushed.add(messages, queue)
                 shared = self._catalog.shares(queue)
-                self._waiting.available(queue, messages if shared else partitions)
+                self._waiting.wake(queue, messages if shared else partitions)
         return step
 
     def _expect(self, due: float) -> None:

@@ -13,7 +13,6 @@ import socket
 import time
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Any
 
 import asyncpg
 import msgspec
@@ -140,7 +139,7 @@ class Presence:
     def __init__(
         self,
         database: Database,
-        waiting: WaitingPops[Any],
+        waiting: WaitingPops,
         consumers: ConsumerConnections,
         metrics: Metrics,
         server: str = "penstock",

@@ -87,7 +87,7 @@ class Scheduler:
     async def stop(self) -> None:
         await cancelled(self._task)
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Ask the database again when the next is due."""
         self._changed.set()
 
@@ -224,7 +224,7 @@ class Scheduler:
         """Run `work` in a transaction that may push to the schedule's queue."""
         row = _one(await self._database.read(READ, name), name)
         fired = await self._transactions.attempt({(row["queue"], row["partition"])}, work)
-        self._transactions.announce(fired.pushed)
+        self._transactions.count_and_wake(fired.pushed)
         return fired
 
     async def _push(

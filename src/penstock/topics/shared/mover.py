@@ -107,6 +107,7 @@ class Mover:
         store: ObjectStore | None,
         run: Callable[..., Any],  # runs what blocks in a thread
         now: Callable[[], int],  # microseconds since 1970, by the database's clock
+        on_moved: Callable[[int, int], None],  # gets a log and the first offset that was moved
         metrics: Metrics,
     ) -> None:
         self._database = database
@@ -115,6 +116,7 @@ class Mover:
         self._store = store
         self._run = run
         self._now = now
+        self._on_moved = on_moved
         self._metrics = metrics
         self._name = uuid7().hex
         self.holding = False  # this broker is the one that moves
@@ -268,6 +270,7 @@ class Mover:
             log.info("topic %s: a range is moved later: %s", shared.name, error)
             return False
         self._moved.add(sum(map(len, parts)))
+        self._on_moved(shared.log_id, rows[0]["base_offset"])
         return True
 
     def _write(self, name: str, parts: Sequence[bytes]) -> None:

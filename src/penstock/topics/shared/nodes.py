@@ -1,7 +1,7 @@
 """The live brokers on a database as Kafka's clients see them: a number and an address each.
 
-Every broker that listens for Kafka's clients says that it is there every `BEAT_SECONDS`, and learns
-who else is. One that is silent for `ALIVE_SECONDS` is left out, and its groups move. While the
+Every broker with a Kafka listener writes a heartbeat every `BEAT_SECONDS` and reads those of the
+others. A broker without a heartbeat for `ALIVE_SECONDS` is left out, and its groups move. While the
 database is down, the last list stays.
 """
 
@@ -43,7 +43,7 @@ class SharedNodes:
         self.others: list[LiveNode] = []
 
     async def start(self, host: str, port: int) -> None:
-        """Be there, under this address."""
+        """Announce this broker under this address."""
         self._address = host, port
         with suppress(Unavailable, asyncpg.PostgresError):  # later, then
             await self._beat()
@@ -70,8 +70,10 @@ class SharedNodes:
             await asyncio.sleep(BEAT_SECONDS)
             try:
                 await self._beat()
-            except (Unavailable, asyncpg.PostgresError) as error:
-                log.info("this broker could not say that it is there: %s", error)
+            except Unavailable:
+                pass  # the database logs its outages itself, once
+            except asyncpg.PostgresError as error:
+                log.warning("could not record that this broker is alive: %s", error)
 
     async def _beat(self) -> None:
         assert self._address is not None

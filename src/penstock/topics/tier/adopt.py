@@ -3,11 +3,11 @@
 Each topic is built in a staging directory, with the manifest as its `tier.json` and an empty active
 segment, and renamed into place. Then topics are opened as usual. An interrupted adoption resumes.
 
-The lost machine had records that were not in the tier yet. Its last state tells their offsets; they
-are reported as lost. The machine may have assigned more offsets after that state. A reader that has
-seen those would miss new records with the same offsets. Therefore, unless the last state is that of
-a clean stop, adoption skips more offsets than a broker can assign in the time since that state, by
-the store's clock.
+The lost machine had records that were not in the tier yet. Their offsets follow from its last
+state, and are reported as lost. The machine may have assigned more offsets after that state. A
+reader that has seen those would miss new records with the same offsets. Therefore, unless the last
+state is that of a clean stop, adoption skips more offsets than a broker can assign in the time
+since that state, by the store's clock.
 
     <data_directory>/.penstock/topic-tier/
         adopting/       topics that are being built
@@ -98,14 +98,13 @@ class AdoptReport(msgspec.Struct, kw_only=True):
             )
         elif not self.clean:
             lines.append(
-                f"what was appended and committed after {self.state_at} on the lost machine is not "
-                "known"
+                f"records and commits after {self.state_at} on the lost machine are not known"
             )
         return lines + self.problems
 
 
 class Adoption:
-    """Blocks. `directory` is `.penstock/topic-tier`."""
+    """An adoption; its methods block. `directory` is `.penstock/topic-tier`."""
 
     def __init__(
         self, store: ObjectStore, data: Path, directory: Path, ownership: Ownership

@@ -1,11 +1,11 @@
-"""Which broker may write to a tier: `owner.json` there, and what this broker knows of it here.
+"""The ownership of a tier: `owner.json` in the tier, and a local file of the same name.
 
     <data_directory>/.penstock/topic-tier/owner.json
-                            this broker's id, and the epoch that it last wanted
+                            this broker's id, and the epoch that it last requested
 
-The id is made once and is not part of a backup: what is restored elsewhere is another broker. The
-epoch is written here before it is written there. A tier whose owner has our id and a higher epoch
-belongs to a copy of this data directory.
+The id is created once and is not part of a backup: a restored broker is another one. The epoch is
+written to the local file before it is written to the tier. A tier whose owner has our id and a
+higher epoch belongs to a copy of this data directory.
 """
 
 import socket
@@ -20,15 +20,15 @@ from penstock.object_store import ObjectStore, Version, pack_document, parse_doc
 from penstock.protocol.ids import uuid7
 
 OWNER = "owner.json"
-NO_VERSION = Version('"0"', "1")  # of an object: none that ever was
+NO_VERSION = Version('"0"', "1")  # a version that no object has ever had
 
 
 class Fenced(Conflict):
-    """The tier belongs to another broker: this one does not write to it."""
+    """The tier belongs to another broker, so this one does not write to it."""
 
 
 class Owner(msgspec.Struct, kw_only=True):
-    tier: str  # id of the tier, whatever its address
+    tier: str  # id of the tier, independent of its address
     broker: str
     epoch: int
     host: str = ""
@@ -36,7 +36,7 @@ class Owner(msgspec.Struct, kw_only=True):
 
 
 class Ownership:
-    """Blocks. `epoch` is 0 until the tier is ours."""
+    """The ownership of one tier. Its methods block. `epoch` is 0 until the tier is ours."""
 
     def __init__(self, store: ObjectStore, directory: Path, fs: Fs = DISK) -> None:
         self._store = store
@@ -47,18 +47,18 @@ class Ownership:
         self.epoch = 0
 
     def acquire(self) -> None:
-        """Become the owner of a tier that has none or that was ours; `Fenced` otherwise."""
+        """Become the owner of a tier that has none, or that was ours. Raises Fenced otherwise."""
         local = self._read_local()
         remote, version = self._read_remote()
         if remote is None:
             if local.tier:
                 raise Fenced(
-                    f"{self._store.address} has no {OWNER} (any more), and this broker has "
-                    "segments in a tier that had one: is topics.tier the right address?"
+                    f"{self._store.address} has no {OWNER}, but this broker has segments in a tier "
+                    "that had one: is topics.tier the right address?"
                 )
             if next(self._store.list("topics/"), None) is not None:
                 raise Fenced(
-                    f"{self._store.address} holds topics and no {OWNER}: adopt them with an empty "
+                    f"{self._store.address} has topics but no {OWNER}: adopt them with an empty "
                     "data directory and topics.adopt, or run `penstock topic tier take-over`"
                 )
             self._write(Owner(tier=uuid7().hex, broker=local.broker, epoch=1), None)
@@ -74,7 +74,7 @@ class Ownership:
         self._write(Owner(tier=remote.tier, broker=local.broker, epoch=local.epoch + 1), version)
 
     def check(self) -> None:
-        """`Fenced` when somebody else has become the owner."""
+        """Raise Fenced if another broker has become the owner."""
         remote, _ = self._read_remote()
         if remote is None or (remote.broker, remote.epoch) != (self.broker, self.epoch):
             self.epoch = 0
@@ -85,7 +85,7 @@ class Ownership:
             )
 
     def take_over(self) -> Owner | None:
-        """Become the owner whoever is it now; that one, if there is one."""
+        """Become the owner in any case. Return the previous owner, if there was one."""
         local = self._read_local()
         remote, version = self._read_remote()
         tier, epoch = (remote.tier, remote.epoch) if remote is not None else (uuid7().hex, 0)
@@ -94,7 +94,7 @@ class Ownership:
 
     def _write(self, owner: Owner, version: Version | None) -> None:
         owner.host, owner.since = socket.gethostname(), datetime.now(UTC).isoformat()
-        # A tier that could not be created is not one that was lost: its id is noted afterwards.
+        # Store the id of a new tier only afterwards: if it cannot be created, it was not lost.
         unconfirmed = msgspec.structs.replace(owner, tier=owner.tier if version else "")
         self._fs.replace(self._path, pack_document(unconfirmed))
         data = pack_document(owner)
@@ -105,7 +105,7 @@ class Ownership:
         self.tier, self.broker, self.epoch = owner.tier, owner.broker, owner.epoch
 
     def _refuse_ignored_conditions(self, data: bytes) -> None:
-        """A store that takes every write, whatever its condition, would let two brokers own it."""
+        """Refuse a store that ignores conditions: two brokers could own it."""
         for version in (None, NO_VERSION):
             try:
                 self._store.put_if(OWNER, data, version)

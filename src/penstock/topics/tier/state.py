@@ -1,4 +1,4 @@
-"""What a broker is made of beside its segments: groups, sinks, and how far each topic had come."""
+"""The state of a broker beside its segments: groups, sinks, and the end of each topic."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class TopicEnd(NamedTuple):
 class TierState(msgspec.Struct, kw_only=True):
     broker: str
     written_at: float  # seconds since 1970
-    clean: bool = False  # the broker had stopped: nothing was appended after it
+    clean: bool = False  # the broker had stopped, so nothing was appended after this state
     topics: dict[str, TopicEnd] = {}  # by incarnation
     groups: list[CommittedOffset] = []
     sinks: bytes = b""  # the contents of `sinks.log`, see `penstock.topics.write_claims`
@@ -34,7 +34,7 @@ class TierState(msgspec.Struct, kw_only=True):
 
 
 class StateObject:
-    """The state in the store, written by its owner when it says something new. Blocks."""
+    """The state in the store. The owner writes it when it has changed. Blocks."""
 
     def __init__(self, store: ObjectStore, ownership: Ownership) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class StateObject:
         self._version_read = False
 
     def read_again(self) -> None:
-        """Somebody else may have written it."""
+        """Read the version again before the next write: another broker may have written it."""
         self._version_read = False
 
     def write(self, state: TierState) -> None:

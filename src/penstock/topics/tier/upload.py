@@ -1,7 +1,7 @@
-"""Uploading one sealed segment: its three files, read back and compared before anyone names them.
+"""Upload the files of a sealed segment, and read them back before the manifest names them.
 
-The names come from the content, so that an upload that was interrupted is begun again under the
-same names, and what is there already and right is not sent twice.
+The names derive from the content. So an interrupted upload is repeated under the same names, and
+intact files in the store are not sent again.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,14 +24,14 @@ from penstock.log.tier.manifest import (
 )
 from penstock.object_store import PART_BYTES, PARTS_IN_FLIGHT, ObjectStore
 
-READ_BYTES = 1 << 20  # of what is written: larger buffers are had from the system each time
-Ending = Callable[[], bool]  # the broker stops, or the topic was deleted: an upload is given up
+READ_BYTES = 1 << 20  # per read while uploading; malloc maps larger buffers each time
+Ending = Callable[[], bool]  # returns whether to abort: the broker stops, or the topic was deleted
 
 
 def upload(store: ObjectStore, incarnation: str, segment: Segment, ending: Ending) -> StoredSegment:
-    """Blocks, for as long as the store takes. `FileNotFoundError` when the segment is gone."""
+    """Upload a segment. Blocks. Raises FileNotFoundError if the segment was deleted."""
     sizes = segment.sizes()
-    # they stay open whatever happens to it
+    # the files stay open if the segment is deleted
     files = {kind: segment.file(kind) for kind in segment.kinds}
     stored, crc = _checksums(files, sizes, ending)
     entry = StoredSegment(
@@ -54,7 +54,7 @@ def upload(store: ObjectStore, incarnation: str, segment: Segment, ending: Endin
 def _checksums(
     files: Mapping[str, File], sizes: Mapping[str, int], ending: Ending
 ) -> tuple[dict[str, TieredFile], int]:
-    """Of each file by blocks, and of all the data."""
+    """Return the block checksums of each file, and the checksum of the data."""
     crc = 0
 
     def summed(parts: Iterator[bytes]) -> Iterator[bytes]:
@@ -80,11 +80,11 @@ def _parts(file: File, size: int, ending: Ending, part_bytes: int = BLOCK_BYTES)
 
 def _refuse_ending(ending: Ending) -> None:
     if ending():
-        raise StorageFailed("the upload was given up: the broker stops, or the topic was deleted")
+        raise StorageFailed("the upload was aborted: the broker stops, or the topic was deleted")
 
 
 def _is_stored(store: ObjectStore, target: StoredObject, ending: Ending) -> bool:
-    """Whether an upload that was interrupted came this far; a small file is rather sent again."""
+    """Return whether an earlier upload has stored this file. Small files are sent again anyway."""
     if target.file.size <= PART_BYTES or store.size_of(target.name) != target.file.size:
         return False
     try:
@@ -95,7 +95,7 @@ def _is_stored(store: ObjectStore, target: StoredObject, ending: Ending) -> bool
 
 
 def _check(store: ObjectStore, targets: Collection[StoredObject], ending: Ending) -> None:
-    """Read them back; what a directory was given is made durable first."""
+    """Make the files durable, if the store is a directory, and read them back."""
     store.sync([target.name for target in targets])
 
     def read(target: StoredObject, number: int) -> None:
@@ -116,8 +116,9 @@ def checkpoint_after(
     expiry: float,
     now: int,
 ) -> bytes:
-    """The checkpoint of a topic that ends with this segment, whose producers are those of the
-    checkpoint before and what the segment adds."""
+    """Return the checkpoint of a topic that ends with this segment. Its producers are those of the
+    previous checkpoint and of the segment.
+    """
     earlier = Checkpoint.parse(before) if before else None
     producers = Producers(earlier.producers if earlier is not None else {}, expiry)
     form.replay(producers, segment, None)

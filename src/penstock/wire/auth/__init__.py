@@ -1,4 +1,4 @@
-"""Authentication: verify tokens (JWT) once, remember them until they expire, map them to roles."""
+"""Authenticate requests: verify tokens (JWT), cache them until they expire, map them to roles."""
 
 from penstock.protocol.roles import Role
 from penstock.wire.auth.identity import Identity

@@ -17,7 +17,7 @@ class Identity:
 
     def require(self, role: Role) -> None:
         if self.role < role:
-            has = f"has {self.role.title}" if self.role else "names no role we know"
+            has = f"has {self.role.title}" if self.role else "has no known role"
             raise Forbidden(f"This needs the role {role.title}; the token {has}")
 
 

@@ -1,7 +1,7 @@
 """Issue tokens, for `penstock token`.
 
-The `Verifier` of the same settings checks each token, so that a wrong key, audience or claim is an
-error here and not a 401 at the broker.
+The `Verifier` of the same settings checks each token, so that a wrong key, audience or claim is
+reported here, and not as a 401 of the broker.
 """
 
 import time
@@ -21,7 +21,7 @@ from penstock.wire.auth.verifier import UnknownKey, Verifier
 
 ALGORITHMS = {RSAPrivateKey: "RS256", EllipticCurvePrivateKey: "ES256", Ed25519PrivateKey: "EdDSA"}
 NO_SECRET = (
-    "there is no auth.secret to sign with: pass the broker's configuration (-c FILE, JWT_SECRET), "
+    "auth.secret is not set: pass the broker's configuration (-c FILE, JWT_SECRET), "
     "or the key of its auth.public_key (--private-key FILE). A new secret: openssl rand -hex 32"
 )
 
@@ -56,7 +56,7 @@ def issue(
         return token
     except Unauthorized as error:
         raise ConfigError(
-            f"a broker with this configuration refuses such a token: {error}"
+            f"a broker with this configuration would refuse the token: {error}"
         ) from None
     if identity.role != role:
         raise ConfigError(f"auth.roles_claim {settings.roles_claim!r} does not carry the role")

@@ -1,7 +1,7 @@
 """The keys that verify tokens: a shared secret, a public key, or the keys of an identity provider.
 
-A key works with exactly one algorithm, whatever the header of a token says. A token that is signed
-with HS256 and the text of a public key matches no key; neither does `none`.
+A key is used with exactly one algorithm, regardless of the header of a token. So a token that is
+signed with HS256 and the text of a public key matches no key, and neither does `none`.
 
 A key set (JWKS) is fetched every `jwks_refresh`. A token with an unknown key triggers a fetch too,
 at most every `UNKNOWN_KEY_SECONDS`, so that forged tokens cannot flood the provider. If a fetch
@@ -161,7 +161,7 @@ def _configured(settings: Settings) -> list[TokenKey]:
         if not _wanted(key.algorithm, settings.algorithm):
             raise ConfigError(
                 f"auth.public_key is a key for {key.algorithm},"
-                f" auth.algorithm says {settings.algorithm}"
+                f" but auth.algorithm is {settings.algorithm}"
             )
         keys.append(key)
     return keys

@@ -1,8 +1,9 @@
-"""Verify tokens and remember their identities: a known token costs a dictionary lookup.
+"""Verify tokens and cache their identities: a cached token costs a dictionary lookup.
 
 The cache is bounded (`cache_size`, oldest first). An entry never outlives the token's `exp`. When
-the key set changes, the cache is cleared, so a withdrawn key verifies nothing from then on. Refused
-tokens are not cached: they may be valid once their key is known or their `nbf` has passed.
+the key set changes, the cache is cleared, so that tokens of a withdrawn key are refused at once.
+Refused tokens are not cached: they may become valid when their key is fetched or their `nbf`
+passes.
 """
 
 import logging
@@ -26,10 +27,10 @@ class UnknownKey(Exception):
 
 
 class Verifier:
-    """Verifies the tokens of one process."""
+    """Verify the tokens of one process."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        # Imported here: 11 MiB that only authentication needs.
+        # Imported here, since it needs 11 MiB only for authentication.
         import jwt
 
         from penstock.wire.auth.keys import TokenKeys
@@ -71,11 +72,11 @@ class Verifier:
                 return identity
             del self.identities[token]
         if not token:
-            raise self._no("missing", MISSING)
+            raise self._refusal("missing", MISSING)
         return self._remember(token, self._verify(token, may_ask=True))
 
     async def learn(self, token: str) -> Identity:
-        """Fetch the keys after `UnknownKey` and verify the token for good."""
+        """Fetch the keys after `UnknownKey`, and verify the token with them."""
         await self.keys.refresh()
         self.keys.require_some()
         return self._remember(token, self._verify(token, may_ask=False))
@@ -85,11 +86,11 @@ class Verifier:
 
     def _verify(self, token: str, may_ask: bool) -> Identity:
         if len(token) > MAX_TOKEN_BYTES:
-            raise self._no("invalid", f"The token is longer than {MAX_TOKEN_BYTES} bytes")
+            raise self._refusal("invalid", f"The token is longer than {MAX_TOKEN_BYTES} bytes")
         try:
             header = self._jwt.get_unverified_header(token)
         except self._jwt.PyJWTError:
-            raise self._no("invalid", "The token is not a JWT") from None
+            raise self._refusal("invalid", "The token is not a JWT") from None
         algorithm, key_id = header.get("alg"), header.get("kid")
         keys = self.keys.find(algorithm, key_id) if isinstance(algorithm, str) else []
         if not keys:
@@ -97,10 +98,10 @@ class Verifier:
                 raise UnknownKey
             self.keys.require_some()
             if algorithm not in self.keys.algorithms:
-                raise self._no(
+                raise self._refusal(
                     "invalid", f"The token's algorithm {str(algorithm)[:20]!r} is not accepted"
                 )
-            raise self._no("invalid", "The token is signed with a key that is not known here")
+            raise self._refusal("invalid", "The token is signed with a key that is not known here")
         return identity_of(
             self._claims(token, str(algorithm), [key.material for key in keys]), self.settings
         )
@@ -111,19 +112,21 @@ class Verifier:
                 return self._decoder.decode(token, material, algorithms=[algorithm], **self._checks)
             except self._jwt.InvalidSignatureError:
                 if place == len(materials):
-                    raise self._no("invalid", "The token's signature is wrong") from None
+                    raise self._refusal("invalid", "The token's signature is wrong") from None
             except self._jwt.ExpiredSignatureError:
-                raise self._no("expired", "The token has expired") from None
+                raise self._refusal("expired", "The token has expired") from None
             except self._jwt.ImmatureSignatureError:
-                raise self._no("invalid", "The token is not valid yet") from None
+                raise self._refusal("invalid", "The token is not valid yet") from None
             except self._jwt.InvalidAudienceError:
-                raise self._no("invalid", "The token is for another audience") from None
+                raise self._refusal("invalid", "The token is for another audience") from None
             except self._jwt.InvalidIssuerError:
-                raise self._no("invalid", "The token is from another issuer") from None
+                raise self._refusal("invalid", "The token is from another issuer") from None
             except self._jwt.MissingRequiredClaimError as error:
-                raise self._no("invalid", f"The token lacks the claim {error.claim!r}") from None
+                raise self._refusal(
+                    "invalid", f"The token lacks the claim {error.claim!r}"
+                ) from None
             except self._jwt.PyJWTError:
-                raise self._no("invalid", "The token cannot be verified") from None
+                raise self._refusal("invalid", "The token cannot be verified") from None
         raise AssertionError("there is always a key")
 
     def _remember(self, token: str, identity: Identity) -> Identity:
@@ -137,7 +140,7 @@ class Verifier:
         identities[token] = identity
         return identity
 
-    def _no(self, reason: str, text: str) -> Unauthorized:
+    def _refusal(self, reason: str, text: str) -> Unauthorized:
         self.count(reason)
         return Unauthorized(text)
 

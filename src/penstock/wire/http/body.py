@@ -4,7 +4,7 @@ from io import BytesIO
 
 from penstock.wire.http.chunked import ChunkedBody
 from penstock.wire.http.messages import CHUNKED, HttpHead, RequestRefused
-from penstock.wire.request_memory import RETRY_SECONDS, SMALL, TOO_MANY, RequestMemory
+from penstock.wire.request_memory import RETRY_AFTER_SECONDS, SMALL, TOO_MANY, RequestMemory
 
 
 class IncomingBody:
@@ -45,4 +45,4 @@ class IncomingBody:
 
 
 def _too_many() -> RequestRefused:
-    return RequestRefused(503, TOO_MANY, (("Retry-After", f"{RETRY_SECONDS:.0f}"),))
+    return RequestRefused(503, TOO_MANY, (("Retry-After", f"{RETRY_AFTER_SECONDS:.0f}"),))

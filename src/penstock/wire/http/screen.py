@@ -18,7 +18,7 @@ from penstock.wire.http.compress import CODINGS, unpack
 from penstock.wire.http.messages import Answer, HttpHead, Request, finished
 from penstock.wire.http.routes import BoundRoute, HttpRoute, refusing
 from penstock.wire.origins import Origins
-from penstock.wire.request_memory import RETRY_SECONDS, TOO_MANY, RequestMemory
+from penstock.wire.request_memory import RETRY_AFTER_SECONDS, TOO_MANY, RequestMemory
 
 _AS_JSON = frozenset(
     (
@@ -104,7 +104,7 @@ class Screen:
                 return await finished(endpoint.call(request))  # it refuses the request
             memory = self._memory
             if memory.full:
-                raise Unavailable(TOO_MANY, RETRY_SECONDS)
+                raise Unavailable(TOO_MANY, RETRY_AFTER_SECONDS)
             loop = asyncio.get_running_loop()
             body = await loop.run_in_executor(
                 self._executor, unpack, request.body, coding, self._max_body

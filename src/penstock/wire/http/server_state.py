@@ -71,7 +71,7 @@ class ServerState:
             "penstock_http_requests_total", "HTTP responses", "method", "route", "status"
         )
         # updated in place: a call per request would cost more than the counting
-        self.counts = self.requests.values
+        self.counts = self.requests.sums()
         self.refused = metrics.counter(
             "penstock_http_refused_total",
             "Requests rejected before they reached a route, as invalid HTTP or over a limit",

@@ -1,3 +1,3 @@
-"""Queen MQ's HTTP API: its names for our facts, and the operations that only its
-clients and its Console use. Nothing else in Penstock knows these words.
+"""Queen MQ's HTTP API: its names for our fields, and the operations that only its clients and its
+Console use. No other package has these names.
 """

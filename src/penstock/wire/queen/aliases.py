@@ -1,7 +1,7 @@
 """Queen MQ's names for the fields of nouns.
 
-Where Queen MQ and Penstock have the same operation, the answer has the fields of the noun, and
-beside them those that Queen's clients read.
+If Queen MQ and Penstock have the same operation, the answer has the fields of the noun and, beside
+them, the fields that Queen's clients read.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def _seek(one: Seek) -> Json:
 
 
 def _mode(queue_mode: bool, groups: int) -> Json:
-    """How queues are read: without a group, by groups (a bus), both (hybrid) or not at all."""
+    """Return how queues are read: without a group, by groups (bus), both (hybrid), or none."""
     bus = "hybrid" if groups else "queue"
     kind = bus if queue_mode else "bus" if groups else "none"
     return {"hasQueueMode": queue_mode, "busGroupsCount": groups, "type": kind}

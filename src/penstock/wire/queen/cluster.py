@@ -1,4 +1,4 @@
-"""The processes that serve the queues, as Queen MQ shows them, and what upkeep deleted."""
+"""The processes that serve the queues, and the deletions of retention, in Queen MQ's API."""
 
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Literal
@@ -170,12 +170,12 @@ class ClusterApi:
         """Wake up the pops that wait for a queue, in every process."""
         if not body.queue:
             raise InvalidRequest("queue is required")
-        self._waiting.available(body.queue, 1)
+        self._waiting.wake(body.queue, 1)
         return {"status": "ok"}
 
 
 def width_of(since: datetime, until: datetime) -> int:
-    """Minutes per point, so that a range has a readable number of them."""
+    """Return the minutes per point, so that a range has at most MAX_POINTS."""
     minutes = (until - since).total_seconds() / 60
     return next((width for width in WIDTHS if minutes / width <= MAX_POINTS), WIDTHS[-1])
 
@@ -186,7 +186,7 @@ def _frame(args: RangeQuery) -> tuple[datetime, datetime, int]:
 
 
 def _removed(rows: list[Removal]) -> Json:
-    """Messages that were deleted, by reason."""
+    """Return the number of deleted messages by reason."""
     by_reason = {
         name: sum(row.messages for row in rows if row.reason == reason)
         for reason, name in REASONS.items()
@@ -196,7 +196,7 @@ def _removed(rows: list[Removal]) -> Json:
 
 
 def worker(one: BrokerPresence) -> Json:
-    """A process that is alive, with its figures."""
+    """Return a live process with its figures."""
     figures = plain(one.figures)
     brief = {name: figures[name] for name in figures if name not in LONG_FIGURES}
     return {**_server(one), "server": one.server, **brief}

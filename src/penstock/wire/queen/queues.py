@@ -1,6 +1,6 @@
-"""Queues, namespaces and the broker's status, as Queen MQ shows them.
+"""Queues, namespaces and the broker's status, in Queen MQ's API.
 
-Nothing here counts rows: totals come from counters that the engine keeps.
+Rows are not counted here: totals come from counters of the engine.
 """
 
 import asyncio
@@ -328,7 +328,7 @@ class QueenQueuesApi:
 
 
 async def _page(listing: QueueStatusPage, **more: Json) -> Response:
-    """A page of queues. There may be many: beside the event loop."""
+    """Return a page of queues. It is encoded in a thread, since there may be many."""
     following = None if listing.next is None else f"{listing.next:x}"
 
     def write() -> Response:
@@ -355,7 +355,7 @@ def _depth(waiting: int, leased: int) -> Json:
 
 
 def _queue_number(cursor: str) -> int:
-    """The number in a cursor."""
+    """Return the number in a cursor."""
     if not _CURSOR.fullmatch(cursor):
         raise InvalidRequest(f"{cursor[:20]!r} is not the `next` of a page of queues")
     return int(cursor, 16)

@@ -11,9 +11,8 @@ Json = dict[str, Any]
 
 
 def shape(names: str) -> Callable[[object], Json]:
-    """A function that shows the fields of a struct under Queen's names: `"queueName=queue name"`.
-
-    A name without a field stands for the field of that name in snake_case.
+    """Return a function that returns the fields of a struct under Queen's names:
+    `"queueName=queue name"`. A name alone stands for the field of that name in snake_case.
     """
     fields = [_field(*one.split("=")) for one in names.split()]
 

@@ -48,7 +48,7 @@ class StreamAck(msgspec.Struct, rename="camel"):
     transaction_id: str
     lease_id: str
     status: str | None = None
-    count: int | None = None  # how many messages it covers; the transaction id says it
+    count: int | None = None  # ignored: the transaction id determines the messages
     error: str | None = None
 
 
@@ -193,7 +193,7 @@ def _ack(ack: StreamAck) -> CycleAck:
 
 
 async def _answered(request: Request, answer: Awaitable[Json]) -> Response:
-    """The answer as JSON; that of an error says `success: false`, too."""
+    """Return the answer as JSON, with `success: false` for an error."""
     try:
         return json_response({"success": True, **await answer})
     except PenstockError as error:

@@ -1,4 +1,4 @@
-"""Traces of messages, as Queen MQ lists them: in snake_case."""
+"""Traces of messages, in Queen MQ's API, with names in snake_case."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""The binary protocol of topics, served. The bytes are described in `penstock.protocol.frames`."""
+"""Serve the binary protocol of topics. `penstock.protocol.frames` describes its bytes."""
 
 from penstock.wire.tcp.server import TcpServer
 

@@ -1,9 +1,9 @@
-"""The binary protocol with authentication on: AUTH first, then what the token's role allows, until
-it expires.
+"""Authenticate connections of the binary protocol. A client sends AUTH first; its token's role then
+decides about other requests, until the token expires.
 
-A token may be renewed on the connection by another AUTH. A connection that has shown none gets
-UNAUTHORIZED for every other request (and stays, so that a client can tell its user why), and may
-send small frames only.
+Another AUTH on the connection renews the token. Without a token, every other request is answered
+with UNAUTHORIZED, and frames must be small. The connection stays open, so that the client can
+report the reason.
 """
 
 import time
@@ -17,14 +17,14 @@ from penstock.wire.auth import Identity, Verifier
 from penstock.wire.auth.verifier import UnknownKey
 from penstock.wire.tcp.connection import TcpConnection
 
-MAX_FIRST_FRAME = 64 << 10  # bytes of a frame from a connection that has shown no token
+MAX_FIRST_FRAME = 64 << 10  # bytes of a frame from a connection without a token
 
 
 class TcpTokenGuard:
-    """Says whether a connection may do what it asks for."""
+    """Check whether connections are allowed to make their requests."""
 
     def __init__(self, verifier: Verifier, max_frame: int) -> None:
-        """`max_frame`: the largest frame of a connection that has shown its token."""
+        """Create a guard. `max_frame` is the largest frame of an authenticated connection."""
         self._verifier = verifier
         self._max_frame = max_frame
 
@@ -41,7 +41,7 @@ class TcpTokenGuard:
             identity.require(role)
 
     def admit(self, connection: TcpConnection, body: bytes) -> list[Bytes] | Awaitable[list[Bytes]]:
-        """The answer to AUTH; from now on the connection is whoever the token names."""
+        """Set the connection's identity from a token, and return the answer to AUTH."""
         connection.identity = None
         token = body.decode("ascii", "replace").strip()
         try:

@@ -1,9 +1,9 @@
-"""What each command of the binary protocol does: decode the body, call topics or groups, encode the
+"""Execute the commands of the binary protocol: decode the body, call topics or groups, encode the
 answer.
 
-A command gives its answer as pieces of bytes, or an awaitable of them when it has to wait (the
-connection then looks at nothing behind it), or None when it has taken its place in the connection's
-order by itself (the appends).
+A command returns its answer as pieces of bytes. If it must wait, it returns an awaitable of them,
+and the connection runs no later request until then. Appends return None, since they have added a
+slot for their answer to the connection.
 """
 
 import asyncio
@@ -57,25 +57,25 @@ from penstock.wire.tcp.connection import Answer, TcpConnection, failure
 T = TypeVar("T")
 Handler = Callable[[TcpConnection, Body], Answer]
 
-CONSUME_BYTES = 16 << 20  # a CONSUME answer holds at most this, and at least one record
-# A FETCH answer likewise; it is read from the page cache on the event loop, so it stays small.
+CONSUME_BYTES = 16 << 20  # limit of a CONSUME answer, which has at least one record
+# Limit of a FETCH answer. It is read from the page cache on the event loop, so it must be small.
 FETCH_BYTES = 1 << 20
 FETCH_FLAGS = frames.LENGTHS | frames.TIMES | frames.FORMAT
-MAX_FETCHED_RECORDS = 1 << 16  # of record batches that are asked for as a raw log
+MAX_FETCHED_RECORDS = 1 << 16  # if record batches are requested as a raw log
 MAX_WAIT = 60.0  # seconds a request may wait for records
-MIN_TABLE = MAX_STRUCT_RECORDS + 1  # so many PRODUCEs of one shape are treated as a table
+MIN_TABLE = MAX_STRUCT_RECORDS + 1  # least number of equally long PRODUCEs to append as a table
 EMPTY = bytes(16)
 
 
 class ProduceSlot(Slot):
-    """The answers to the PRODUCEs of one append. The commit fills it directly: there is no future,
-    whose callback would cost a turn of the loop.
+    """The answers to the PRODUCEs of one append. The commit fills it directly, without a future,
+    whose callback would need another tick of the loop.
     """
 
     __slots__ = ("connection", "count")
 
     def __init__(self, connection: TcpConnection, count: int, weight: int) -> None:
-        self.data = None  # as in `Slot`, whose __init__ would be a call more for each append
+        self.data = None  # as `Slot.__init__` does, without the cost of that call for each append
         self.weight = weight
         self.connection = connection
         self.count = count
@@ -118,15 +118,13 @@ class Commands:
         max_frame: int,
         verifier: Verifier | None = None,
     ) -> None:
-        """`verifier`: connections must begin with AUTH and a token it accepts; None: they need
-        not.
-        """
+        """Create the commands. With a `verifier`, connections must begin with AUTH."""
         self.max_frame = max_frame
-        self.record: Record | None = None  # what writes changes to the audit log
+        self.record: Record | None = None  # writes changes to the audit log
         self._topics = topics
         self._groups = groups
         self._guard = TcpTokenGuard(verifier, max_frame) if verifier is not None else None
-        # the largest frame of a connection that has shown no token
+        # the largest frame of a connection without a token
         self.first_frame = min(MAX_FIRST_FRAME, max_frame) if self._guard else max_frame
         self._handlers: dict[int, tuple[Command, Handler]] = {
             command: (command, getattr(self, command.name.lower()))
@@ -150,8 +148,8 @@ class Commands:
     # Appends
 
     def produce(self, connection: TcpConnection, data: bytes | bytearray, at: int, end: int) -> int:
-        """Append the PRODUCE at `at` and those right behind it to the same topic, as one batch;
-        where they end.
+        """Append the PRODUCE at `at`, and those to the same topic that follow it, as one batch.
+        Return where they end.
         """
         stop: int = at + REQUEST.size + REQUEST.unpack_from(data, at)[1]
         try:
@@ -174,7 +172,7 @@ class Commands:
             connection.answer(failure(error))
             return stop
         size = stop - at
-        if stop == end:  # nothing behind it
+        if stop == end:  # no other request follows
             slot = ProduceSlot(connection, 1, size)
             self._append(slot, topic, topic.appends.enqueue, [data[at + head : stop]])
             return stop
@@ -196,7 +194,9 @@ class Commands:
         end: int,
         head: int,
     ) -> int:
-        """The same one by one; the PRODUCE at `at` is well-formed, its payload `head` bytes on."""
+        """Append PRODUCEs of different lengths. The one at `at` is valid, and its payload begins
+        after `head` bytes.
+        """
         start, batch = at, list[Bytes]()
         name = data[at + REQUEST.size : at + head - U32.size]
         unpack_request, unpack_length = REQUEST.unpack_from, U32.unpack_from
@@ -209,7 +209,7 @@ class Commands:
                 or not data.startswith(name, at + REQUEST.size)
                 or unpack_length(data, first - U32.size)[0] != stop - first
             ):
-                break  # what is malformed is answered by the next round
+                break  # the next round answers a malformed request
             batch.append(data[first:stop])
             alike, size = data[at:first], stop - at
             at = stop
@@ -227,13 +227,13 @@ class Commands:
         enqueue: Callable[[T, Promise], None],
         payloads: T,
     ) -> None:
-        """Append what some PRODUCEs bring, or answer why not."""
+        """Append the payloads of some PRODUCEs, or answer with the error."""
         connection = slot.connection
         try:
             enqueue(payloads, slot)
         except PenstockError as error:
             if isinstance(error, TooLarge) and isinstance(payloads, list) and slot.count > 1:
-                for payload in payloads:  # it is one of them: the others are appended all the same
+                for payload in payloads:  # one of them is too large; append the others
                     one = ProduceSlot(connection, 1, len(payload) + 1)
                     self._append(one, topic, topic.appends.enqueue, [payload])
                 return
@@ -274,9 +274,7 @@ class Commands:
         enqueue: Callable[[AnyLog, Promise], None],
         append: "Callable[[AnyLog], asyncio.Future[Appended]]",
     ) -> None:
-        """Append a batch as `enqueue` does, or to a topic that does not exist yet as `append`
-        does.
-        """
+        """Append a batch with `enqueue`, or with `append` if the topic must be created first."""
         if not count:
             raise InvalidRequest("a batch has at least one record")
         topic = self._topics.get(name)
@@ -293,7 +291,7 @@ class Commands:
         append: "Callable[[AnyLog], asyncio.Future[Appended]]",
         encode: Callable[[Appended], Bytes],
     ) -> None:
-        """The first record of a topic makes the topic; the requests behind this one wait for it."""
+        """Create the topic of its first record, and append. Later requests wait for it."""
 
         async def work() -> Pieces:
             return [encode(await append(await self._topics.create(name)))]
@@ -301,7 +299,7 @@ class Commands:
         connection.hold_for(work(), connection.promise(Slot(1)))
 
     def auth(self, connection: TcpConnection, body: Body) -> Pieces | Awaitable[Pieces]:
-        """Where nobody asks for tokens one is as good as none, as in a request over HTTP."""
+        """Answer AUTH. If authentication is off, any token is accepted, as over HTTP."""
         token = bytes(body.rest())
         return (
             self._guard.admit(connection, token) if self._guard else [frames.answer(Command.AUTH)]
@@ -430,7 +428,7 @@ class Commands:
         return [frames.answer(Command.GROUP_RENEW, U32.pack(_remaining_ms(lease)))]
 
     def _lease_id(self, body: Body) -> tuple[str, str]:
-        """The topic, and the lease's id."""
+        """Return the topic and the id of the lease."""
         topic = self._topics.require(body.name())
         body.name("group")
         lease_id = body.bytes(16, "lease").hex()
@@ -482,7 +480,7 @@ def _remaining_ms(lease: OffsetRange | SharedLease) -> int:
 
 
 def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[str, int]:
-    """The topic of the PRODUCE at `at`, and how many bytes are before its payload."""
+    """Return the topic of the PRODUCE at `at`, and the number of bytes before its payload."""
     if stop - at < 11:
         raise Malformed("a PRODUCE body has at least 6 bytes")
     topic_end: int = at + 7 + U16.unpack_from(data, at + 5)[0]
@@ -491,7 +489,7 @@ def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[str, int
     (length,) = U32.unpack_from(data, topic_end)
     if topic_end + 4 + length != stop:
         raise Malformed(
-            f"a payload of {length} bytes is announced, {stop - topic_end - 4} are there"
+            f"the payload has {stop - topic_end - 4} bytes, but its length field says {length}"
         )
     try:
         return data[at + 7 : topic_end].decode(), topic_end + 4 - at
@@ -500,8 +498,8 @@ def _produce_head(data: bytes | bytearray, at: int, stop: int) -> tuple[str, int
 
 
 def _count_alike(data: bytes | bytearray, at: int, most: int, size: int, head: int) -> int:
-    """How many requests from `at` on, of at most `most`, have the size and the head of the first:
-    one comparison of all heads tells.
+    """Count the requests from `at` on, up to `most`, that have the size and the head of the first.
+    All heads are compared at once.
     """
     heads = np.ndarray((most, head), np.uint8, data, at, (size, 1))
     same = heads == heads[0]

@@ -1,12 +1,11 @@
-"""One connection of the binary protocol: finds the requests in the frames that come and has them
-run.
+"""A connection of the binary protocol: split the received bytes into requests and run them.
 
-Neighbouring PRODUCEs to one topic become one append. What one read appended is committed at the end
-of the read when nobody else appends at the moment (the read before that appended was this
-connection's too); otherwise at the end of the loop's turn, together with what the others bring.
+Adjacent PRODUCEs to one topic become one append. If this connection was also the last one that
+appended, its appends are committed at the end of each read. Otherwise they are committed at the end
+of the loop's tick, together with those of other connections.
 
-Everything but an append is looked at when the appends before it are done: a client that pipelines
-reads what it wrote, and a topic is created before the PRODUCE behind it.
+A request that is not an append runs after all earlier appends are done. So a client that pipelines
+reads its own writes, and a topic is created before a PRODUCE that follows.
 """
 
 import logging
@@ -27,15 +26,13 @@ Answer: TypeAlias = Pieces | Awaitable[Pieces] | None
 
 WAITING = (Command.FETCH, Command.GROUP_LEASE)
 APPENDS = (Command.PRODUCE_BATCH, Command.PRODUCE_RECORDS)  # need not wait for appends before them
-# a frame of up to so many times the limit is refused and read to its end; after a larger one we
-# close
+# A frame of up to so many times the limit is refused and read to its end. After a larger one, the
+# connection is closed.
 DISCARDED = 4
 
 
 def failure(error: BaseException, *, produce: bool = False) -> bytes:
-    """The answer that says what went wrong; `produce`: what is not the request's fault is
-    PRODUCE_FAILED.
-    """
+    """Encode an error as an answer. With `produce`, errors of the broker become PRODUCE_FAILED."""
     status = status_of(error).tcp
     if produce and status == TcpStatus.INTERNAL:
         status = TcpStatus.PRODUCE_FAILED
@@ -46,13 +43,13 @@ def failure(error: BaseException, *, produce: bool = False) -> bytes:
 
 
 class TcpListener(framed.FrameListener, Protocol):
-    last_producer: "TcpConnection | None"  # whose read appended last
+    last_producer: "TcpConnection | None"  # the connection that appended last
 
 
 class TcpRequests(Protocol):
-    """Runs the requests that a connection cuts out of its bytes."""
+    """Run the requests of connections."""
 
-    first_frame: int  # bytes that a client may send before it is known
+    first_frame: int  # bytes of a frame before the client is authenticated
     max_frame: int
 
     def run(self, connection: "TcpConnection", command: int, body: memoryview) -> Answer: ...
@@ -69,9 +66,9 @@ class TcpConnection(FramedConnection):
     def __init__(self, server: TcpListener, commands: TcpRequests) -> None:
         super().__init__(server)
         self._commands = commands
-        # Grows to the configured limit when we know who it is.
+        # It grows to the configured limit when the client is authenticated.
         self.max_frame = commands.first_frame
-        self._appended_to: list[AnyLog] = []  # by what is being read, not committed yet
+        self._appended_to: list[AnyLog] = []  # logs with appends of the present read
 
     def frame_size(self, data: bytes | bytearray) -> int:
         length: int = REQUEST.unpack_from(data)[1]
@@ -81,13 +78,13 @@ class TcpConnection(FramedConnection):
         return failure(error)
 
     def append(self, slot: Slot, topic: AnyLog) -> Slot:
-        """As `promise`; the topic is committed at the end of the read."""
+        """Add a slot, as `promise` does, and commit the topic at the end of the read."""
         if topic not in self._appended_to:
             self._appended_to.append(topic)
         return self.promise(slot)
 
     def take(self, data: bytes) -> None:
-        """Run every whole request in what came, then have what it appended committed."""
+        """Run all complete requests in the received bytes, then commit their appends."""
         super().take(data)
         if not self._appended_to:
             return
@@ -101,7 +98,9 @@ class TcpConnection(FramedConnection):
                 topic.appends.schedule()
 
     def run_frames(self, data: bytes | bytearray) -> int:
-        """Run the whole requests at the beginning of `data`, until held; the bytes that took."""
+        """Run the complete requests at the start of `data`, until the connection is held. Return
+        the number of bytes consumed.
+        """
         at, end = 0, len(data)
         commands = self._commands
         most = self.max_frame
@@ -124,7 +123,7 @@ class TcpConnection(FramedConnection):
                 break
             try:
                 answer = commands.run(self, command, memoryview(data)[at + REQUEST.size : stop])
-            except Exception as error:  # noqa: BLE001 - one bad request is answered, it stays usable
+            except Exception as error:  # noqa: BLE001 - answered; the connection stays usable
                 self.answer(failure(error))
             else:
                 if answer is not None:
@@ -133,14 +132,15 @@ class TcpConnection(FramedConnection):
         return at
 
     def _refuse(self, command: int, length: int, missing: int) -> None:
-        """Answer a frame that is too large and pass over the rest of it: closing while the client
-        still sends would take the answer away from it."""
+        """Answer a frame that is too large, and skip the rest of it. If the connection were closed
+        while the client is still sending, the client would lose the answer.
+        """
         most = self.max_frame
         error = TooLarge(
             f"a frame of {length} bytes (command {command:#04x}) is larger than the limit of {most}"
         )
         self.answer(failure(error))
-        # a stranger, or no frame at all
+        # a client without a token, or bytes that are not a frame
         if most < self._commands.max_frame or length > DISCARDED * most:
             self.finish()
         else:

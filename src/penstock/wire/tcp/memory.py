@@ -1,8 +1,8 @@
-"""Keeping freed memory in the process, for buffers of a megabyte that come and go with every FETCH.
+"""Keep freed memory in the process, for the buffers of a megabyte that every FETCH needs.
 
-glibc returns large freed blocks to the kernel at once and takes them back page by page. At 1 MiB an
-answer that was 1200 to 2400 page faults and 6 to 10 ms of system time each, against none and 0.7 ms
-with these thresholds.
+glibc returns large freed blocks to the kernel at once, and gets them back page by page. For answers
+of 1 MiB, that was 1200 to 2400 page faults and 6 to 10 ms of system time each; with these
+thresholds it is none and 0.7 ms.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ FROM_HEAP = 32 << 20  # blocks up to this size come from the heap
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library for it; False where it has no such setting (then all works, but slower)."""
+    """Set the thresholds of the C library. Return False if it has none: then all is slower."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

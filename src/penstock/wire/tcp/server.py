@@ -1,4 +1,4 @@
-"""Listens for the binary protocol."""
+"""Listen for the binary protocol."""
 
 from penstock.config.schema import TcpServerSettings as Settings
 from penstock.metrics import Metrics
@@ -32,12 +32,10 @@ class TcpServer(FramedServer):
         certificate: Certificate | None = None,
         memory: RequestMemory | None = None,
     ) -> None:
-        """`verifier`: connections must begin with AUTH and a token it accepts; None: they need
-        not.
-        """
+        """Create the server. With a `verifier`, connections must begin with AUTH."""
         super().__init__(settings, metrics, verifier, certificate, memory)
         self.commands = Commands(topics, groups, metrics, settings.max_frame, verifier)
-        self.last_producer: TcpConnection | None = None  # whose read appended last
+        self.last_producer: TcpConnection | None = None  # the connection that appended last
 
     async def start(self) -> None:
         keep_freed_memory()

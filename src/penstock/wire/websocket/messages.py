@@ -1,7 +1,7 @@
-"""The JSON messages of the WebSocket protocol, to the letter of its description.
+"""The JSON messages of the WebSocket protocol, exactly as aiq defines them.
 
-`req_id` is echoed as it came, whatever JSON it is. `message_payload` is text; with `"encoding":
-"base64"` it is bytes. `key`, `headers`, `timestamp` and a payload of null are as over HTTP
+`req_id` may be any JSON and is returned unchanged. `message_payload` is text, or base64 with
+`"encoding": "base64"`. `key`, `headers`, `timestamp` and a payload of null are as over HTTP
 (`penstock.protocol.records`).
 """
 
@@ -68,7 +68,7 @@ COMMANDS = {kind: str(kind.__struct_config__.tag) for kind in Request.__args__}
 
 
 class CommandEnvelope(Struct):
-    """What can still be read of a request that is not understood."""
+    """The fields to read from an invalid request, for its error."""
 
     command: Any = UNSET
     req_id: ReqId = UNSET
@@ -80,7 +80,7 @@ class WebsocketAnswer(Struct):
 
 
 class Done(WebsocketAnswer, kw_only=True):
-    """A request that succeeded, with what its command asks for."""
+    """The answer to a successful request, with the fields of its command."""
 
     topic: str | UnsetType = UNSET
     offset: int | UnsetType = UNSET  # of the record

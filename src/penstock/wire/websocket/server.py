@@ -1,6 +1,4 @@
-"""Listens for WebSocket connections (wss when a certificate is configured) and keeps their
-sessions.
-"""
+"""Listen for WebSocket connections (wss if a certificate is configured)."""
 
 import asyncio
 import logging
@@ -30,13 +28,14 @@ from penstock.wire.websocket.session import Session
 
 log = logging.getLogger("penstock.websocket")
 
-READ_BUFFER_BYTES = 4096  # to begin with, per connection; it grows with the messages
+READ_BUFFER_BYTES = 4096  # initial size per connection; it grows with the messages
 HANDSHAKE_SECONDS = 10.0
 
 
 class PicowsLog(logging.LoggerAdapter[logging.Logger]):
-    """The log of picows, which calls `error` for a client that breaks the protocol. That says
-    nothing about this broker: it is counted. Failures of our own come through `exception`."""
+    """The log of picows. It calls `error` if a client violates the protocol, which is only counted.
+    Failures of the broker are logged with `exception`.
+    """
 
     def __init__(self, protocol_errors: Counter) -> None:
         super().__init__(logging.getLogger("picows.server"))
@@ -60,9 +59,9 @@ class WebsocketServer:
         origins: Origins | None = None,
         memory: RequestMemory | None = None,
     ) -> None:
-        """`origins`: which web pages may connect; None: nobody looks where connections come from.
+        """Create the server. `origins` are the web pages that may connect; None allows all.
 
-        `memory`: what all requests of the process may take; None: as much as they like.
+        `memory` is the limit for all requests of the process; None: no limit.
         """
         self.topics = topics
         self.feeds = feeds
@@ -70,12 +69,12 @@ class WebsocketServer:
         self.memory = memory or RequestMemory()
         self.received = 0  # messages
         self._settings = settings
-        self._tls = tls  # None: in clear
+        self._tls = tls  # None: plain text
         self._verifier = verifier  # None: authentication is off
         self._origins = origins
         self._learning: set[asyncio.Task[Identity]] = set()  # fetches of keys for tokens
-        self.sessions: dict[Session, Callable[[], None]] = {}  # what ends its keep-alive
-        self._ended = asyncio.Event()  # a session has ended
+        self.sessions: dict[Session, Callable[[], None]] = {}  # the function ends its keep-alive
+        self._ended = asyncio.Event()  # set when a session ends
         self._server: asyncio.Server | None = None
         self._refused = metrics.counter(
             "penstock_websocket_connections_refused_total",
@@ -117,7 +116,7 @@ class WebsocketServer:
         )
 
     async def stop(self, timeout: float = 10.0) -> None:
-        """Accept no one, answer what is under way for at most `timeout` seconds, say goodbye."""
+        """Accept no connections, answer open requests within `timeout` seconds, and close."""
         if self._server is None:
             return
         self._server.close()
@@ -153,8 +152,8 @@ class WebsocketServer:
             return _refusal(status_of(error).http, str(error))
 
     def _identify(self, verifier: Verifier, request: WSUpgradeRequest) -> Identity:
-        """Whose token is in the header, or in the query as `access_token`: browsers cannot send
-        headers here.
+        """Return the identity of the token in the header, or of `access_token` in the query, since
+        browsers cannot send headers for WebSockets.
         """
         query = request.path.decode("latin-1").partition("?")[2]
         token = bearer(request.headers.get("Authorization"), query)
@@ -171,7 +170,7 @@ class WebsocketServer:
     def _learned(self, task: "asyncio.Task[Identity]") -> None:
         self._learning.discard(task)
         if not task.cancelled():
-            task.exception()  # the client hears of it when it tries again
+            task.exception()  # mark it as retrieved; the client gets it at its next attempt
 
     def opened(self, session: Session) -> None:
         self.sessions[session] = self.feeds.keep_alive.add(session)

@@ -1,9 +1,9 @@
-"""One WebSocket connection: requests in, answers and notifications out.
+"""A WebSocket connection: requests in, answers and notifications out.
 
-Requests run in the order they come. Those that wait (creating a topic) hold back the ones behind
-them; a produce does not: its answer follows when the record is durable. Reading stops while too
-much is under way, and while the client does not take what we send: its subscriptions then leave the
-head of their feeds and resume where they were.
+Requests run in the order of their arrival. A request that waits (creating a topic) delays those
+after it. A produce does not: it is answered when its record is durable. Reading stops while too
+many bytes are in flight, or while the client does not read: its subscriptions then leave the head
+of their feeds, and resume later where they were.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ from penstock.wire.websocket.messages import (
 log = logging.getLogger("penstock.websocket")
 
 IN_FLIGHT_BYTES = 8 << 20  # of one session, appends and waiting messages each
-SILENT_PERIODS = 4  # keep-alive periods without a sign of life until a client counts as gone
-PART_SECONDS = 30.0  # after it a message in several frames must have arrived at the least rate
+SILENT_PERIODS = 4  # keep-alive periods without a frame, until a client is disconnected
+PART_SECONDS = 30.0  # time after which a message in several frames must have the minimum rate
 TEXT = WSMsgType.TEXT
 
 
 class SessionServer(Protocol):
-    """What a session needs of the server it belongs to."""
+    """The server, as its sessions use it."""
 
     topics: TopicStore
     feeds: Feeds
@@ -67,7 +67,7 @@ class SessionServer(Protocol):
 
 
 class _Watch:
-    """One subscription of the session."""
+    """A subscription of the session."""
 
     __slots__ = ("name", "session", "subscription")
 
@@ -88,22 +88,22 @@ class Session(WSListener):
         self._server = server
         self._identity = identity  # None: authentication is off
         self._loop = asyncio.get_running_loop()
-        self._transport: WSTransport | None = None  # while it is connected
+        self._transport: WSTransport | None = None  # set while it is connected
         self._watches: dict[str, _Watch] = {}  # by label of the partition
-        self._parts: list[bytes] = []  # a message that comes in several frames
+        self._parts: list[bytes] = []  # of a message in several frames
         self._parts_size = 0  # bytes of `_parts`, counted in the server's `memory.total`
-        self._parts_since = 0.0  # when the first of them came
-        self._inbox: deque[bytes] = deque()  # messages behind one that waits
+        self._parts_since = 0.0  # when the first part arrived
+        self._inbox: deque[bytes] = deque()  # messages that wait for an earlier one
         self._inbox_size = 0  # bytes of `_inbox`
-        self._work: asyncio.Future[None] | None = None  # holds back the requests behind it
-        self._in_flight = 0  # payload bytes of the appends under way
-        self._pending = 0  # appends under way
-        self._ending = False  # the server stops: no further request is looked at
-        self._writable = True  # False: the client does not take what we send
+        self._work: asyncio.Future[None] | None = None  # a request that delays later ones
+        self._in_flight = 0  # payload bytes of appends in flight
+        self._pending = 0  # number of appends in flight
+        self._ending = False  # the server stops: no further request is run
+        self._writable = True  # False: the client does not read fast enough
         self._reading = True
-        self._silent = 0  # keep-alive periods since the client was last heard of
+        self._silent = 0  # keep-alive periods since the last frame of the client
 
-    # What picows calls
+    # Callbacks of picows
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
@@ -140,7 +140,7 @@ class Session(WSListener):
             transport.disconnect()
             return
         if kind not in (WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.CONTINUATION):
-            return  # pings are answered by picows, pongs were noted above
+            return  # picows answers pings; a pong has reset `_silent` above
         if kind == WSMsgType.CONTINUATION or not frame.fin:
             part = frame.get_payload_as_bytes()
             if not self._parts:
@@ -202,14 +202,14 @@ class Session(WSListener):
         try:
             request: Request = messages.decode(data)
         except NOT_JSON as error:
-            self._not_understood(data, error)
+            self._refuse_invalid(data, error)
             return
         try:
             self._do(request)
         except Exception as error:  # noqa: BLE001 - the connection stays
             self._fail(COMMANDS[type(request)], request.req_id, error)
 
-    def _not_understood(self, data: bytes, error: Exception) -> None:
+    def _refuse_invalid(self, data: bytes, error: Exception) -> None:
         try:
             envelope = messages.decode_envelope(data)
         except NOT_JSON:
@@ -220,7 +220,7 @@ class Session(WSListener):
         elif envelope.command is UNSET and isinstance(error, msgspec.ValidationError):
             error = InvalidRequest("a message is a JSON object with a command")
         else:
-            error = InvalidRequest(f"the message is not understood: {error}")
+            error = InvalidRequest(f"the message is invalid: {error}")
         self._fail(named, envelope.req_id, error)
 
     def _do(self, request: Request) -> None:
@@ -333,7 +333,7 @@ class Session(WSListener):
     # Answers
 
     def send(self, data: bytes) -> bool:
-        """Send a message; False when the client should first take what is on its way."""
+        """Send a message. Return False if the client must read earlier messages first."""
         if self._transport is None:
             return False
         self._transport.send(TEXT, data)
@@ -361,8 +361,9 @@ class Session(WSListener):
             self._fail("subscribe_topic_request", UNSET, error)
 
     def keep_alive(self) -> None:
-        """Called every fifteen seconds: ask for a sign of life, and give up a client that gives
-        none, or whose token has expired."""
+        """Ping the client, and disconnect it if it is silent or its token has expired. Called every
+        15 seconds.
+        """
         if self._identity is not None and self._identity.expires <= time.time():
             self._close_expired()
         if self._transport is None or not self._writable:
@@ -374,12 +375,12 @@ class Session(WSListener):
             self._transport.send_ping()
 
     def _is_trickling(self) -> bool:
-        """A message in many frames arrives too slowly to ever end."""
+        """Return whether a message in several frames arrives too slowly."""
         elapsed = self._loop.time() - self._parts_since - PART_SECONDS
         return bool(self._parts) and self._parts_size < elapsed * MIN_RATE
 
     def finish(self) -> None:
-        """Look at no further request; when what is under way is answered, say goodbye and close."""
+        """Run no further request. Close the connection when all open requests are answered."""
         self._ending = True
         self._inbox.clear()
         self._close_if_done()

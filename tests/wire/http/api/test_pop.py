@@ -63,6 +63,29 @@ def test_a_pop_that_answers_messages_first_has_both_answers(api, queue):
     assert api.pop(queue) == []
 
 
+def test_one_request_pops_from_several_queues(api, queue):
+    sources = [
+        {"queue": queue, "consumerGroup": "g", "batch": 2},
+        {"queue": f"{queue}-replies", "partition": "mine", "autoAck": True},
+    ]
+    body = {"sources": sources}
+    api.post("pop/any", body, 204)
+    api.push(queue, 1, 2, 3)
+    first = api.post("pop/any", body)
+    assert (first["source"], first["queue"], first["consumerGroup"]) == (0, queue, "g")
+    assert [message["data"] for message in first["messages"]] == [1, 2]
+    api.push(f"{queue}-replies", "for another", partition="another")
+    api.push(f"{queue}-replies", "for me", partition="mine")
+    second = api.post("pop/any", {"sources": sources, "wait": True, "timeout": 20_000})
+    assert (second["source"], second["partition"], second["leaseId"]) == (1, "mine", "")
+    assert [message["data"] for message in second["messages"]] == ["for me"]
+    api.ack(*first["messages"], group="g")
+    api.post("pop/any", {"sources": []}, 400)
+    api.post("pop/any", {"sources": [{"consumerGroup": "g"}]}, 400)
+    api.post("pop/any", {"sources": [{"queue": queue, "group": "g"}]}, 400)
+    api.post("pop/any", {"sources": [{"queue": queue}] * 1001}, 400)
+
+
 def test_an_empty_pop_is_204_without_a_body(api, queue):
     api.get(f"pop/queue/{queue}", 204)
     api.get(f"pop/queue/{queue}/partition/nowhere", 204)

@@ -22,9 +22,9 @@ BEGIN
      WHERE g.id = c.group_id AND s.source_queue = q.name) THEN RETURN c; END IF;
   c.failing := true;
   c.settled := c.settled + coalesce((
-    SELECT queue_fail(q, c.partition_id, c.group_id, array_agg(m.seq ORDER BY m.seq),
-                      array_agg('the lease expired before the message was acknowledged'::text),
-                      false, false, p_now)
+    SELECT (queue_fail(q, c.partition_id, c.group_id, array_agg(m.seq ORDER BY m.seq),
+                       array_agg('the lease expired before the message was acknowledged'::text),
+                       array_agg(0::double precision), NULL, p_now)).settled
       FROM unnest(lost) r, LATERAL (
         SELECT m.seq FROM messages m
          WHERE m.partition_id = c.partition_id AND m.seq >= lower(r) AND m.seq < upper(r)

@@ -10,9 +10,9 @@ DECLARE
   t timestamptz := clock_timestamp(); n bigint := cardinality(p_transactions);
   listed text[]; holders uuid[];       -- the open messages of the leases, and the lease of each
   classes text[]; seqs bigint[];       -- what became of each message, and its number; NULL: all are ok
-  answered int8multirange; completed int8multirange; times timestamptz[]; again bigint := 0;
-  failed bigint[]; failures text[]; delays double precision[]; limits int[]; direct bigint[]; reasons text[];
-  held bigint[]; held_for double precision[]; held_why text[];  -- to be delivered again, but not at once
+  answered int8multirange; completed int8multirange; times timestamptz[];
+  failed bigint[]; failures text[]; delays double precision[]; limits int[];
+  postponed boolean;                   -- a message is delivered again, but not at once
   given_up int8multirange; dead_ones int8multirange := '{}'; ended uuid[] := '{}';
 BEGIN
   -- All that some leases have open is completed: comparing two lists beats looking up each message.
@@ -67,26 +67,31 @@ BEGIN
           WHEN i.status IN ('failed', 'retry') AND NOT c.leased @> i.seq THEN 'done'
           ELSE 'ok' END AS class
         FROM item i LEFT JOIN lease l ON l.lease_id = i.lease_id
+    ), retried AS (
+      INSERT INTO tally_log (queue_id, group_id, retried)
+      SELECT c.queue_id, c.group_id, count(*) FROM classed x WHERE x.class = 'ok' AND x.status = 'retry' HAVING count(*) > 0
+    ), waiting AS (
+      INSERT INTO attempts (partition_id, group_id, seq, attempts, retry_at, error)
+      SELECT p_partition, c.group_id, x.seq, 0, t + make_interval(secs => x.delay), x.error
+        FROM classed x WHERE x.class = 'ok' AND x.status = 'retry' AND x.delay > 0 ORDER BY x.seq
+      ON CONFLICT (partition_id, group_id, seq) DO UPDATE SET retry_at = excluded.retry_at, error = excluded.error
+      RETURNING 1
+    ), failure AS (
+      SELECT array_agg(x.seq ORDER BY x.seq) AS seqs, array_agg(x.delay ORDER BY x.seq) AS delays,
+             array_agg(coalesce(x.error, CASE x.status WHEN 'dlq' THEN 'Moved to the dead-letter queue' ELSE 'Retries exhausted' END)
+                       ORDER BY x.seq) AS errors,
+             array_agg(CASE x.status WHEN 'dlq' THEN 0 ELSE x.max_attempts END ORDER BY x.seq) AS limits
+        FROM classed x WHERE x.class = 'ok' AND x.status IN ('failed', 'dlq')
+    ), completion AS (
+      SELECT range_agg(int8range(x.seq, x.seq + 1)) AS seqs, count(*) AS n, array_agg(x.created_at ORDER BY x.seq) AS times
+        FROM classed x WHERE x.class = 'ok' AND x.status = 'completed'
     )
-    SELECT array_agg(x.class ORDER BY x.ord), array_agg(x.seq ORDER BY x.ord),
-           range_agg(int8range(x.seq, x.seq + 1)) FILTER (WHERE x.class = 'ok'),
-           range_agg(int8range(x.seq, x.seq + 1)) FILTER (WHERE x.class = 'ok' AND x.status = 'completed'),
-           count(*) FILTER (WHERE x.class = 'ok' AND x.status = 'completed'),
-           array_agg(x.created_at ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'completed'),
-           count(*) FILTER (WHERE x.class = 'ok' AND x.status = 'retry'),
-           array_agg(x.seq ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
-           array_agg(coalesce(x.error, 'Retries exhausted') ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
-           array_agg(x.delay ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
-           array_agg(x.max_attempts ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'failed'),
-           array_agg(x.seq ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'retry' AND x.delay > 0),
-           array_agg(x.delay ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'retry' AND x.delay > 0),
-           array_agg(x.error ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'retry' AND x.delay > 0),
-           array_agg(x.seq ORDER BY x.seq) FILTER (WHERE x.class = 'ok' AND x.status = 'dlq'),
-           array_agg(coalesce(x.error, 'Moved to the dead-letter queue') ORDER BY x.seq)
-             FILTER (WHERE x.class = 'ok' AND x.status = 'dlq')
-      INTO classes, seqs, answered, completed, n, times, again, failed, failures, delays, limits, held, held_for, held_why,
-           direct, reasons
-      FROM classed x;
+    SELECT o.classes, o.seqs, o.answered, k.seqs, k.n, k.times, f.seqs, f.errors, f.delays, f.limits, EXISTS (SELECT 1 FROM waiting)
+      INTO classes, seqs, answered, completed, n, times, failed, failures, delays, limits, postponed
+      FROM (SELECT array_agg(x.class ORDER BY x.ord) AS classes, array_agg(x.seq ORDER BY x.ord) AS seqs,
+                   range_agg(int8range(x.seq, x.seq + 1)) FILTER (WHERE x.class = 'ok') AS answered
+              FROM classed x) o
+     CROSS JOIN completion k CROSS JOIN failure f;
   END IF;
 
   IF answered IS NOT NULL THEN
@@ -101,26 +106,12 @@ BEGIN
         c.failing := EXISTS (SELECT 1 FROM attempts a WHERE a.partition_id = p_partition AND a.group_id = c.group_id);
       END IF;
     END IF;
-    IF again > 0 THEN
-      INSERT INTO tally_log (queue_id, group_id, retried) VALUES (c.queue_id, c.group_id, again);
-    END IF;
-    IF held IS NOT NULL THEN
-      INSERT INTO attempts (partition_id, group_id, seq, attempts, retry_at, error)
-      SELECT p_partition, c.group_id, h.seq, 0, t + make_interval(secs => h.delay), h.error
-        FROM unnest(held, held_for, held_why) h (seq, delay, error) ORDER BY h.seq
-      ON CONFLICT (partition_id, group_id, seq) DO UPDATE SET retry_at = excluded.retry_at, error = excluded.error;
-      c.failing := true;
-    END IF;
+    c.failing := c.failing OR coalesce(postponed, false);
     IF failed IS NOT NULL THEN
-      given_up := queue_fail(q, p_partition, c.group_id, failed, failures, true, false, t, delays, limits);
+      SELECT f.settled, f.dead INTO given_up, dead_ones
+        FROM queue_fail(q, p_partition, c.group_id, failed, failures, delays, limits, t) f;
       c.settled := c.settled + given_up;
       c.failing := true;
-      IF q.dead_letter_queue AND q.dlq_after_max_retries THEN dead_ones := given_up; END IF;
-    END IF;
-    IF direct IS NOT NULL THEN
-      given_up := queue_fail(q, p_partition, c.group_id, direct, reasons, false, true, t);
-      c.settled := c.settled + given_up;
-      dead_ones := dead_ones + given_up;
     END IF;
     c.leased := c.leased - answered;
     -- Messages that were deleted while they were taken were never delivered: no answer will come for them.

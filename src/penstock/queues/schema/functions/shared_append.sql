@@ -2,7 +2,8 @@
 -- itself: a broker that is frozen in the middle holds no lock.
 --
 --   p_commit             names the call. p_again: it was made before, with an unknown outcome; if that one succeeded, its answer
---                        is returned. A first call that arrives behind its repetition fails on the key of shared_commits.
+--                        is returned. A first call that arrives behind its repetition fails on the key of shared_commits,
+--                        also if its repetition appended nothing.
 --   p_wait               wait for logs that others append to; otherwise they are skipped
 --   p_logs, p_starts     the logs, each once and ascending, and how many batches come before the first of each
 --   p_counts, p_times, p_data          records, latest timestamp (ms) and bytes of each batch
@@ -149,7 +150,7 @@ BEGIN
               FROM unnest(p_logs) g (id) LEFT JOIN log l ON l.id = g.id LEFT JOIN reached r ON r.id = g.id) AS ends
   ), remembered AS (
     INSERT INTO shared_commits (id, at, offsets, statuses, ends, timeline)
-    SELECT p_commit, t, a.offsets, a.statuses, a.ends, line FROM answer a WHERE EXISTS (SELECT 1 FROM reached)
+    SELECT p_commit, t, a.offsets, a.statuses, a.ends, line FROM answer a WHERE p_again OR EXISTS (SELECT 1 FROM reached)
   )
   SELECT a.offsets, a.statuses, a.counts, a.ends, line, t INTO offsets, statuses, counts, ends, timeline, at FROM answer a;
 END $$;

@@ -1,5 +1,6 @@
 -- shared_replace: batches of a log are in an object from now on. All or nothing: an exception when one of the rows that the
--- object was made from is not there any more (retention, another mover), or when the object counts as left behind.
+-- object was made from is not there any more (retention, another mover), or when the object counts as left behind. From due_at
+-- on, the object may be deleted before its note is: this statement has ten minutes to end before that.
 -- What replaces them are p_lasts ... p_positions, one row per range of the object. Takes no lock that an append needs.
 CREATE FUNCTION shared_replace(
   p_log bigint, p_object text, p_old bigint[], p_old_objects text[], p_lasts bigint[], p_bases bigint[], p_records int[],
@@ -8,7 +9,7 @@ CREATE FUNCTION shared_replace(
 DECLARE
   gone int;
 BEGIN
-  DELETE FROM shared_removals WHERE object = p_object;
+  DELETE FROM shared_removals WHERE object = p_object AND due_at > clock_timestamp() + interval '10 minutes';
   IF NOT FOUND THEN RAISE EXCEPTION 'object % is to be deleted', p_object; END IF;
   DELETE FROM shared_batches b USING unnest(p_old, p_old_objects) o (last_offset, object)
    WHERE b.log_id = p_log AND b.last_offset = o.last_offset AND b.object IS NOT DISTINCT FROM o.object;

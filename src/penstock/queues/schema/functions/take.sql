@@ -11,8 +11,8 @@
 --   p_max_bytes    of payload and headers for all pops together, unless the first message alone has more
 --   p_hand_over    a push takes for pops that wait: serve what the first statement serves and say nothing of the others
 -- Returns the rows of each pop together (type taken); the last one has its outcome:
---   ok, empty; busy (the partition is leased, or waits for its time); unknown (no cursor yet); gone (no such group);
---   more (there may be something, poll again at once); discovering, locked (another call is at it, poll again soon)
+--   ok, empty; busy (the partition is leased, or waits for its time); gone (no such group, or it has no cursor there);
+--   more (there may be something, poll again at once); locked (another call is at it, poll again soon)
 --
 -- A cursor is claimed with SKIP LOCKED, so a pop waits for nobody. What is taken is leased: the cursor is not due before the
 -- lease expires, or before the next message where consumers share a partition (`ordering: none`, take_shared).
@@ -49,7 +49,7 @@ DECLARE
   i int; rest int; claims int; tries int; got record; due timestamptz; outcome text;
 BEGIN
   -- The common case, for the pops of all groups at once: ordered partitions whose cursor has nothing but a position, of queues
-  -- without an option that delays or drops messages (take_shared has the same condition below). The n-th pop of a group gets the n-th cursor that is due.
+  -- without an option that delays or drops messages (the condition of take_shared below is the same). The n-th pop of a group gets the n-th cursor that is due.
   RETURN QUERY
   WITH due AS MATERIALIZED (
     SELECT k.*, q.id AS queue_id, t + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END) AS expires_at
@@ -98,7 +98,8 @@ BEGIN
       SELECT x.* INTO q FROM queues x WHERE x.id = g.queue_id AND x.deleted_at IS NULL;
     END IF;
     IF q.id IS NULL THEN
-      RETURN NEXT (i, 'gone', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)::taken;
+      r := NULL; r.request := i; r.outcome := 'gone';
+      RETURN NEXT r;
       CONTINUE;
     END IF;
     IF q.competing AND shared_of IS DISTINCT FROM g.id AND q.window_buffer = 0 AND q.delayed_processing = 0 AND q.ttl = 0 THEN
@@ -129,7 +130,7 @@ BEGIN
         EXIT WHEN tries > 1;
         SELECT x.* INTO c FROM cursors x WHERE x.partition_id = p_partitions[i] AND x.group_id = g.id
          ORDER BY x.version DESC LIMIT 1;
-        IF NOT FOUND THEN outcome := 'unknown'; EXIT; END IF;
+        IF NOT FOUND THEN outcome := 'gone'; EXIT; END IF;
         EXIT WHEN c.due_at IS NULL;
         IF c.due_at > t THEN  -- of what consumers share: perhaps by a call that ended since t
           outcome := CASE WHEN q.competing AND c.due_at <= clock_timestamp() THEN 'locked' ELSE 'busy' END;
@@ -152,7 +153,7 @@ BEGIN
             t := clock_timestamp();
             CONTINUE WHEN g.id IS NOT NULL;
             SELECT x.* INTO g FROM groups x WHERE x.id = p_groups[i];
-            outcome := 'discovering';
+            outcome := 'locked';
             EXIT;
           END IF;
           SELECT min(x.due_at) INTO next_due FROM cursors x  -- what is further ahead may be much, and dead
@@ -191,7 +192,8 @@ BEGIN
       SELECT extract(epoch FROM x.due_at - t) INTO empty_wait FROM cursors x
        WHERE x.partition_id = p_partitions[i] AND x.group_id = g.id ORDER BY x.version DESC LIMIT 1;
     END IF;
-    RETURN NEXT (i, outcome, CASE WHEN outcome <> 'ok' THEN empty_wait END, due, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-                 NULL, NULL, NULL, NULL)::taken;
+    r := NULL; r.request := i; r.outcome := outcome; r.due_at := due;
+    IF outcome <> 'ok' THEN r.wait := empty_wait; END IF;
+    RETURN NEXT r;
   END LOOP;
 END $$;

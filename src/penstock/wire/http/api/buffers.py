@@ -44,7 +44,7 @@ class BuffersApi:
     def pop_maintenance(self) -> PopMaintenanceAnswer:
         """Whether pop maintenance mode is on."""
         on = self._maintenance.modes.pop
-        text = "on: pops find nothing" if on else "off"
+        text = "on: pops get no messages" if on else "off"
         return PopMaintenanceAnswer(on, f"Pop maintenance mode is {text}")
 
     @serves(operations.SWITCH_POP_MAINTENANCE)

@@ -15,10 +15,14 @@ from penstock.contract.deliveries import (
     AckBody,
     Acked,
     AckItem,
+    Delivered,
     ExchangeAnswer,
     ExtendAnswer,
     ExtendBody,
     PopAnswer,
+    PopAnyAnswer,
+    PopAnyBody,
+    PopOptions,
     PopQuery,
     StrictAckBatchBody,
     StrictAckBody,
@@ -48,9 +52,47 @@ read_ack = body_decoder(AckBody, strict=StrictAckBody)
 read_acks = body_decoder(AckBatchBody, strict=StrictAckBatchBody)
 
 
-def _seconds(milliseconds: int) -> float:
-    """How long to wait: not less than not at all, and a number of any length is just long."""
-    return min(max(0, milliseconds), MAX_WAIT_MS) / 1000
+def _timeout(milliseconds: int | None) -> float | None:
+    """How many seconds to wait: not less than not at all, and a number of any length is just
+    long.
+    """
+    return None if milliseconds is None else min(max(0, milliseconds), MAX_WAIT_MS) / 1000
+
+
+def _wanted(
+    args: PopOptions, queue: str | None, partition: str | None, consumer: object
+) -> PopRequest:
+    return PopRequest(
+        queue=queue,
+        partition=partition,
+        namespace=args.namespace or None,
+        task=args.task or None,
+        group=args.consumer_group or QUEUE_MODE,
+        batch=None if args.batch is None else max(1, args.batch),
+        partitions=None if args.partitions is None else max(1, args.partitions),
+        autopilot=args.autopilot,
+        auto_ack=args.auto_ack,
+        subscription_mode=args.subscription_mode or None,
+        subscription_from=args.subscription_from or None,
+        consumer=consumer,
+    )
+
+
+def _fields(
+    popped: PopOutcome,
+) -> tuple[bool, str | None, str, str, str, str, int, list[Delivered]]:
+    """The fields of a `PopAnswer`."""
+    messages = popped.messages
+    return (
+        True,
+        popped.queue,
+        messages[0].partition if messages else "",
+        messages[0].partition_id if messages else "",
+        popped.lease_id,
+        popped.group,
+        popped.partitions_claimed,
+        messages,
+    )
 
 
 class DeliveriesApi:
@@ -84,27 +126,33 @@ class DeliveriesApi:
         task = asyncio.current_task()
         assert task is not None
         request.on_disconnect(task.cancel)  # gives back what is taken for it
-        popped = await self._queues.pop(self._wanted(request), acks or ())
-        messages = popped.messages
+        params = request.params
+        wanted = _wanted(args, params.get("queue"), params.get("partition"), request.peer)
+        wanted.wait, wanted.timeout = args.wait, _timeout(args.timeout)
+        popped = await self._queues.pop(wanted, acks or ())
         headers = self._headers(popped)
-        if not messages and acks is None:
+        if acks is not None:
+            answer: PopAnswer = ExchangeAnswer(*_fields(popped), ack_answers(popped.acked))
+        elif popped.messages:
+            answer = PopAnswer(*_fields(popped))
+        else:
             return Response(204, headers=headers)
-        fields = (
-            True,
-            popped.queue,
-            messages[0].partition if messages else "",
-            messages[0].partition_id if messages else "",
-            popped.lease_id,
-            popped.group,
-            popped.partitions_claimed,
-            messages,
-        )
-        answer = (
-            PopAnswer(*fields)
-            if acks is None
-            else ExchangeAnswer(*fields, ack_answers(popped.acked))
-        )
         return Response(200, _encode(answer), headers=headers)
+
+    @serves(operations.POP_ANY, gzip=False)
+    async def pop_any(self, request: Request, body: PopAnyBody) -> Response:
+        if not all(one.queue or one.namespace or one.task for one in body.sources):
+            raise InvalidRequest("Each source names a queue, a namespace or a task")
+        task = asyncio.current_task()
+        assert task is not None
+        request.on_disconnect(task.cancel)  # gives back what is taken for it
+        wanted = [_wanted(one, one.queue, one.partition, request.peer) for one in body.sources]
+        wanted[0].wait, wanted[0].timeout = body.wait, _timeout(body.timeout)
+        popped = await self._queues.pop_any(wanted)
+        if not popped.messages:
+            return Response(204)
+        answer = PopAnyAnswer(*_fields(popped), popped.source)
+        return Response(200, _encode(answer), headers=self._headers(popped))
 
     async def _many_acks(self, items: list[AckItem], group: str, who: str) -> list[Ack]:
         """The engine's acknowledgements; others get a turn between slices of them."""
@@ -122,26 +170,6 @@ class DeliveriesApi:
             return ()
         options = info.options
         return _lease_headers(options.lease_time, options.retry_limit, options.retry_delay)
-
-    def _wanted(self, request: Request) -> PopRequest:
-        args: PopQuery = request.args
-        timeout = args.timeout
-        return PopRequest(
-            queue=request.params.get("queue"),
-            partition=request.params.get("partition"),
-            namespace=args.namespace or None,
-            task=args.task or None,
-            group=args.consumer_group or QUEUE_MODE,
-            batch=None if args.batch is None else max(1, args.batch),
-            partitions=None if args.partitions is None else max(1, args.partitions),
-            autopilot=args.autopilot,
-            wait=args.wait,
-            timeout=None if timeout is None else _seconds(timeout),
-            auto_ack=args.auto_ack,
-            subscription_mode=args.subscription_mode or None,
-            subscription_from=args.subscription_from or None,
-            consumer=request.peer,
-        )
 
     @route("POST", "/api/v1/ack", tag="queen", body=AckBody, answer=list[Acked])
     async def ack(self, request: Request) -> Response:

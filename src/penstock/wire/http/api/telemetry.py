@@ -31,7 +31,7 @@ from penstock.wire.http.compress import unpack
 from penstock.wire.http.messages import EMPTY, Headers, HttpHead, Request, Response
 from penstock.wire.http.routes import serves
 
-RETRY_SECONDS = 5  # until an exporter that got a 503 tries again
+RETRY_AFTER_SECONDS = 5  # until an exporter that got a 503 tries again
 PLAIN = "text/plain; charset=utf-8"
 _MEDIA = (PROTOBUF, JSON)
 _STATUS_MESSAGE = 2  # field of google.rpc.Status
@@ -57,7 +57,7 @@ def _for_exporters(status: int, headers: Headers) -> tuple[int, Headers]:
         return status, headers
     if any(name == "Retry-After" for name, _ in headers):
         return 503, headers
-    return 503, (*headers, ("Retry-After", str(RETRY_SECONDS)))
+    return 503, (*headers, ("Retry-After", str(RETRY_AFTER_SECONDS)))
 
 
 class TelemetryApi:
@@ -119,7 +119,7 @@ class TelemetryApi:
             return
         pushed = await into.push([request.record()])
         if pushed.dropped:
-            raise Unavailable(_NOT_STORED.format(name=into.name), RETRY_SECONDS)
+            raise Unavailable(_NOT_STORED.format(name=into.name), RETRY_AFTER_SECONDS)
 
     def _is_empty(self, request: TelemetryRequest) -> bool:
         """Check the request and tell whether nothing is in it."""
