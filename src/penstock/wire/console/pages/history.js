@@ -102,7 +102,7 @@ export const loadCharts = async (name, query, signal) => {
 export function history(data, context) {
   return html`<div class="tools">${ranges(context, "1h", RANGES.slice(1))}</div>
     <div class="cards">
-      ${chart(data.list, ["pushed", "delivered"], "Messages per second")}
+      ${chart(data.list, ["pushed", "completed"], "Messages per second")}
       ${chart(data.list, ["failed", "dead"], "Failed attempts and dead letters per second")}
     </div>
     ${rolledUp(data.list.minutes)}`;

@@ -17,7 +17,7 @@ const STATES = {
   failed: ["failed", "bad"],
   leased: ["leased", "warn"],
   waiting: ["waiting", ""],
-  completed: ["delivered", "good"],
+  completed: ["completed", "good"],
 };
 const state = (status) => {
   const [word, kind] = STATES[status] ?? [status, ""];

@@ -20,6 +20,7 @@ const WAITING = "messages that a group of their queue has not finished yet, or t
 const PARTS = { queues: "queues, once per group", routes: "routes", topics: "topics" };
 // A message waits once; what is outstanding are deliveries, one for each group that has not had it.
 const TERMS = [
+  ["completed", "completed"],
   ["delivered", "delivered"],
   ["dead", "dead"],
   ["dropped", "dropped"],
@@ -39,7 +40,10 @@ const verdict = (agrees) =>
       ? html`<span class="good">✓ all accounted for</span>`
       : html`<span class="bad">✗ the figures do not add up</span>`;
 
-/** accepted = delivered + dead + dropped + outstanding (+ skipped), per part (of topics: kept + removed + compacted). */
+/**
+ * accepted = completed (of routes: delivered) + dead + dropped + outstanding (+ skipped), per part.
+ * Of topics: accepted = kept + removed + compacted.
+ */
 function part(row) {
   const terms = TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name)));
   return html`<div class="ledger">
@@ -150,7 +154,7 @@ export const overview = {
       ${now.problems?.length ? "" : html`<p class="well">✓ No problems.</p>`}
       <div class="figures">
         ${figure("pushed/s", rate(sample.pushed), sparkline(tail("pushed"), "pushed", "pushed per second"))}
-        ${figure("delivered/s", rate(sample.delivered), sparkline(tail("delivered"), "delivered", "delivered per second"))}
+        ${figure("completed/s", rate(sample.completed), sparkline(tail("completed"), "completed", "completed per second"))}
         ${figure(
           html`<span title="${WAITING}">waiting</span>`,
           count(sample.waiting),
@@ -168,7 +172,7 @@ export const overview = {
           <h2>In and out, messages per second ${ranges(context, "15m")}</h2>
           ${lines({
             times,
-            series: ["pushed", "delivered"].map((name) => ({ name, values: series[name] ?? [] })),
+            series: ["pushed", "completed"].map((name) => ({ name, values: series[name] ?? [] })),
             title: "Messages per second",
             format: rate,
           })}
