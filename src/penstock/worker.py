@@ -163,9 +163,7 @@ def client_of(target: str) -> Client | SyncClient:
     """Import the client that `module:name` names, with its consumers."""
     module_name, colon, name = target.partition(":")
     if not colon or not name:
-        raise InvalidRequest(
-            f"{target!r} does not name a client: write MODULE:CLIENT, such as shop.consumers:client"
-        )
+        raise InvalidRequest(f"{target!r} does not name a client: write module:client")
     queues.watched_pushes = set()
     try:
         module = importlib.import_module(module_name)
@@ -173,7 +171,7 @@ def client_of(target: str) -> Client | SyncClient:
         if error.name is None or not module_name.startswith(error.name):
             raise  # an import in the user's module failed: the traceback shows where
         raise InvalidRequest(
-            f"there is no module {error.name!r} here: change to its directory, or pass --directory"
+            f"there is no module {error.name!r} here: run this where it is, or pass --directory"
         ) from None
     finally:
         pushed, queues.watched_pushes = queues.watched_pushes, None

@@ -378,7 +378,7 @@ def test_a_failed_batch_is_named_by_what_it_reads(tmp_path: Path) -> None:
         {"orders": {"incarnation": "a", "next": 60}},
         {"queue": "paid", "xid": "720", "cuts": []},
     )
-    expected = "batch 7: topic orders offsets 40 to 59, queue paid from transaction 700 to 720"
+    expected = "batch 7: topic orders: offsets 40 to 59; queue paid: transactions from 700 to 720"
     assert failed_batch(tmp_path) == expected
 
 
@@ -669,7 +669,9 @@ checkpoint: {tmp_path}/failing
 broker: {tcp}
 url: {server.url}
 """
-    where = rf"row 3 of this task is not JSON .*\{{oops.*batch 0: topic orders-{tag} up to offset 4"
+    where = (
+        rf"row 3 of this task is not JSON .*\{{oops.*batch 0: topic orders-{tag}: up to offset 4"
+    )
     with TopicLink(tcp, 20) as link:
         link.append(frames.produce_batch(f"orders-{tag}", [b"4", b"5"]))
     with pytest.raises(PipelineFailed, match=where):

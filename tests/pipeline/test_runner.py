@@ -18,6 +18,7 @@ import yaml
 
 from penstock.cli import app
 from penstock.cli import pipeline as pipeline_commands
+from penstock.errors import ConfigError
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline import runner as runner_module
 from penstock.pipeline.failure import PipelineFailed
@@ -115,6 +116,25 @@ def test_dead_letters_that_cannot_be_written_end_the_command_with_their_name(
     assert not [query for query in spark.streams.active if query.name.startswith(file.name)]
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize("trigger", ["availableNow", "batch"])
+def test_options_of_a_sink_that_shares_its_step_are_checked_before_the_first_batch(
+    spark, server, tcp, tmp_path, trigger: str
+) -> None:
+    second = "postgres: orders, options: {databas: x}, from: good"
+    file = two_sinks(server, tcp, tmp_path, trigger, second)
+    with pytest.raises(ConfigError, match="a postgres sink has no option 'databas'"):
+        build(spark, file)
+
+
+@pytest.mark.spark
+def test_a_sink_of_a_batch_that_fails_is_named(spark, server, tcp, tmp_path) -> None:
+    file = two_sinks(server, tcp, tmp_path, "batch", "topic: second-{tag}, from: good")
+    file.sinks["first"].view = "bad"
+    with pytest.raises(PipelineFailed, match=r"^sink first: .*seven"):
+        Runner(file, "local[2]").run(spark)
+
+
 def stop_pipeline(url: str, name: str) -> None:
     CliRunner().invoke(app, ["pipeline", "stop", name, "--url", url])
 
@@ -160,6 +180,25 @@ def test_a_pipeline_reports_while_its_jvm_starts(server, tcp, tmp_path, monkeypa
     with pytest.raises(PipelineFailed, match="no JVM today"):
         Runner(file, "local[2]", [lambda report: reports.append(report.state)]).run()
     assert reports[:6] == ["starting"] * 6
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("trigger", ["batch", "availableNow"])
+def test_a_pipeline_that_is_stopped_while_its_jvm_starts_begins_nothing(
+    spark, server, tcp, tmp_path, monkeypatch, trigger: str
+) -> None:
+    file = two_sinks(server, tcp, tmp_path, trigger, "topic: second-{tag}, from: good")
+    runner = Runner(file, "local[2]")
+
+    def signalled(*_: Any) -> Any:
+        runner.stop()
+        return spark
+
+    monkeypatch.setattr(runner_module, "build_session", signalled)
+    report = runner.run()
+    assert (report.state, report.rows, report.error) == ("finished", 0, None)
+    with TopicLink(tcp, 20) as link:
+        assert file.sinks["first"].topic not in link.names()
 
 
 WATCH = """

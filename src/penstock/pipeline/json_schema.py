@@ -191,11 +191,12 @@ def _mismatch(target: Any) -> Any:
 def dead_letters(frame: Any, source: str) -> Any:
     """The records of a `typed` frame that did not fit, as JSON with the reason and their origin."""
     meta_columns = {f"_{meta}" for names in META.values() for meta in names}
-    origin = [name for name in frame.columns if name in meta_columns]
-    record = f.struct(
-        f.col(REASON).alias("reason"),
-        f.lit(source).alias("source"),
-        *(f.col(name).alias(name[1:]) for name in origin),
-        f.col(CORRUPT).alias("payload"),
-    )
-    return frame.where(f.col(CORRUPT).isNotNull()).select(f.to_json(record).alias("payload"))
+    origin = [f.col(name).alias(name[1:]) for name in frame.columns if name in meta_columns]
+    bad = frame.where(f.col(CORRUPT).isNotNull())
+    return bad.select(dead_letter(source, origin, f.col(CORRUPT)))
+
+
+def dead_letter(source: str, origin: list[Any], payload: Any) -> Any:
+    """The column `payload` of a dead letter: JSON with the reason and the record's origin."""
+    reason, where = f.col(REASON).alias("reason"), f.lit(source).alias("source")
+    return f.to_json(f.struct(reason, where, *origin, payload.alias("payload"))).alias("payload")

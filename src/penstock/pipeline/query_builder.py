@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from penstock.errors import ConfigError
 from penstock.pipeline.failure import PipelineFailed, cause, step_failed
 from penstock.pipeline.json_schema import dead_letters, typed
-from penstock.pipeline.options import QueueSinkOptions, TopicSinkOptions, read_options, texts
+from penstock.pipeline.options import texts
 from penstock.pipeline.pipeline_file import (
     PipelineFile,
     PipelineSink,
@@ -30,6 +30,7 @@ from penstock.pipeline.pipeline_file import (
     source_kind,
 )
 from penstock.pipeline.source_columns import ALL_TOPIC_COLUMNS, CORRUPT, META, TOPIC_COLUMNS, ddl
+from penstock.pipeline.sources.data_source import PenstockSource
 from penstock.pipeline.spark_plan import (
     inputs_of,
     is_unordered,
@@ -251,6 +252,7 @@ def build(spark: Any, pipeline: PipelineFile) -> Built:
     outputs = _outputs(pipeline, made)
     for output in outputs:
         verify_output(pipeline, output)
+        batch_writer(pipeline, output)  # refuses wrong options
     inputs = inputs_of(spark, pipeline)
     sharing = Sharing(spark, pipeline, made, inputs)
     queries = _queries(outputs, sharing) if pipeline.streaming else []
@@ -392,16 +394,9 @@ def _verify_messages(pipeline: PipelineFile, output: SinkOutput, place: str) -> 
     _, options, rows = _format(pipeline, output, frame)
     if not sink.orderBy and "transactionId" not in rows.columns and is_unordered(rows):
         raise ConfigError(UNORDERED)
-    from penstock.pipeline.sinks.queue import QueueWriter
-    from penstock.pipeline.sinks.topic import TopicWriter
-
+    source = PenstockSource({name.lower(): text for name, text in texts(options).items()})
     with naming(place):
-        if sink.queue:
-            queue = read_options(QueueSinkOptions, options)
-            QueueWriter(queue, rows.schema, streaming=pipeline.streaming)
-        else:
-            topic = read_options(TopicSinkOptions, options)
-            TopicWriter(topic, rows.schema, streaming=pipeline.streaming)
+        (source.streamWriter if pipeline.streaming else source.writer)(rows.schema, False)
 
 
 def _late(frame: Any, source: PipelineSource, name: str) -> Any:

@@ -5,7 +5,6 @@ to operators and passes on a request to stop. A broker that does not answer does
 pipeline.
 """
 
-import json
 import logging
 import threading
 import time
@@ -61,7 +60,9 @@ class Runner:
         try:
             with repeating(self._report, HEARTBEAT_SECONDS):  # a JVM takes its time to start
                 session, built = self._prepare(spark)
-            if self.pipeline.streaming:
+            if self._stop.is_set():
+                log.info("stopped before the first batch")
+            elif self.pipeline.streaming:
                 self._keep_running(session, built.queries)
             else:
                 self._run_batch(built.outputs)
@@ -93,15 +94,15 @@ class Runner:
         # Each run writes its rows again, unless the pipeline file has an appId: then all runs are
         # one application.
         run = "" if p.appId else f":{uuid.uuid4().hex}"
-        main, *others = (replace(output, app=output.app + run) for output in outputs)
-        with repeating(partial(self._count_tasks, main.frame), POLL_SECONDS):
-            for output in others:
+        outputs = [replace(output, app=output.app + run) for output in outputs]
+        counted, observed = query_builder.counted(outputs[0].frame)
+        with repeating(partial(self._count_tasks, counted), POLL_SECONDS):
+            for output in reversed(outputs):  # the main one last
+                rows = counted if output is outputs[0] else output.frame
                 try:
-                    query_builder.batch_writer(p, output)(output.frame, 0)
+                    query_builder.batch_writer(p, output)(rows, 0)
                 except Exception as error:  # whatever a sink raises
                     raise PipelineFailed(f"{output.title}: {cause(error)}") from error
-            counted, observed = query_builder.counted(main.frame)
-            query_builder.batch_writer(p, main)(counted, 0)
         self.report.rows = observed.get["rows"]
         self.report.rows_per_second = self.report.rows / max(time.monotonic() - began, 1e-3)
         self.report.progress = 1.0
@@ -209,34 +210,20 @@ def failed_batch(checkpoint: Path) -> str:
     if not begun or max(begun) in done:
         return ""
     number = max(begun)
-    # The version, metadata, then a line per source (OffsetSeqLog in github.com/apache/spark)
-    ends = _offsets(checkpoint / "offsets" / str(number))
-    starts: list[dict[str, Any]] = [{}] * len(ends)
-    if number - 1 in begun:
-        starts = _offsets(checkpoint / "offsets" / str(number - 1))
-    parts = []
-    for start, end in zip(starts, ends, strict=False):
-        if "xid" in end:
-            parts.append(
-                f"queue {end['queue']} from transaction {start.get('xid', 0)} to {end['xid']}"
-            )
-            continue
-        for topic, at in end.items():
-            first, last = start.get(topic, {}).get("next"), at["next"] - 1
-            if first is None:  # a first batch: its start is not recorded
-                parts.append(f"topic {topic} up to offset {last}")
-            elif first <= last:
-                parts.append(f"topic {topic} offsets {first} to {last}")
-    return f"batch {number}: {', '.join(parts)}"
-
-
-def _offsets(file: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in file.read_text().splitlines()[2:] if line.startswith("{")]
-    return [
-        line
-        for line in lines
-        if all(isinstance(at, dict) and "next" in at for at in line.values()) or "xid" in line
+    ends = _offsets(checkpoint, number)
+    # a first batch has no start
+    starts = _offsets(checkpoint, number - 1) if number - 1 in begun else ["{}"] * len(ends)
+    sources = [
+        {"startOffset": start, "endOffset": end, "latestOffset": None}
+        for start, end in zip(starts, ends, strict=False)
     ]
+    return f"batch {number}: {in_words(sources)}"
+
+
+def _offsets(checkpoint: Path, number: int) -> list[str]:
+    """A batch's end in each source, as JSON."""
+    # after the version and metadata (OffsetSeqLog in github.com/apache/spark)
+    return (checkpoint / "offsets" / str(number)).read_text().splitlines()[2:]
 
 
 def await_any_end(session: Any, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""dlq-report: what went wrong how often. Dead letters by error and queue, with samples, over time.
+"""dlq-report: count dead letters by error and queue over time, with samples.
 
 Errors are distinguished by their text without what differs from one message to the next: ids,
 hexadecimal numbers, times, addresses and numbers become placeholders; of a Python traceback the
@@ -19,8 +19,8 @@ from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
 from penstock.pipeline.jobs import Say, html_report, postgres_frames, quiet
-from penstock.pipeline.jobs.html_report import HtmlReport, ReportTable, number, short, top
-from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel
+from penstock.pipeline.jobs.html_report import HtmlReport, ReportTable, short, top
+from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel, number
 from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import TIMESTAMP
@@ -80,7 +80,7 @@ class Sample:
 
 @dataclass
 class ErrorKind:
-    """Dead letters of one queue that failed alike."""
+    """Dead letters of one queue with the same kind of error."""
 
     error: str
     queue: str
@@ -94,7 +94,7 @@ class ErrorKind:
 
 @dataclass
 class Letters:
-    """The dead letters of a time, by kind."""
+    """The dead letters of a period, by kind."""
 
     since: datetime
     until: datetime
@@ -201,7 +201,7 @@ def _collect(
 
 
 def signature(column: str) -> str:
-    """A SQL expression: the error's text without what makes each one different."""
+    """Return a SQL expression: the error's text without ids, numbers and times."""
     lines = f"split(trim({column}), '\\n')"
     line = f"trim(element_at({lines}, IF(startswith({column}, 'Traceback'), -1, 1)))"
     for pattern, replacement in PATTERNS:

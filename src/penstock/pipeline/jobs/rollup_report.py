@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.jobs import html_report
-from penstock.pipeline.jobs.html_report import HtmlReport, ReportTable, duration, number, size, top
+from penstock.pipeline.jobs.html_report import HtmlReport, ReportTable, duration, size, top
 from penstock.pipeline.jobs.postgres_frames import database_at
-from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel
+from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel, number
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.protocol.analytics import Point, point_of
 from penstock.protocol.latency import ERROR, Latencies

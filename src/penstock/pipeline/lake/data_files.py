@@ -197,11 +197,6 @@ class FileWriter:
         for key in sorted(keys.unique().to_pylist()):
             yield key, rows.filter(pc.equal(keys, key))
 
-    @property
-    def stored(self) -> pa.Schema:
-        """Return the schema of the files."""
-        return pa.schema([one for one in self.schema if one.name not in self.partition_by])
-
 
 class _Day:
     """The open file of one day, of the rows with the same partition values, or of all rows."""
@@ -209,7 +204,9 @@ class _Day:
     def __init__(self, writer: FileWriter, day: str) -> None:
         self._kind, self._storage = writer.kind, writer.storage
         self._day, self._values = ("", day) if writer.kind.time is None else (day, "")
-        self._schema = writer.stored
+        self._schema = pa.schema(
+            [one for one in writer.schema if one.name not in writer.partition_by]
+        )
         directory = f"date={day}/" if self._day else ""
         self._path = f"{directory}{writer.run}-{uuid.uuid4().hex[:12]}.parquet"
         self._storage.make_directory(directory)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pyspark.sql import functions as f
 
+from penstock.pipeline.json_schema import dead_letter
 from penstock.pipeline.lake.commits import RUN
 from penstock.pipeline.lake.data_files import DataFile
 from penstock.pipeline.lake.frames import archived_frame
@@ -18,7 +19,7 @@ from penstock.pipeline.sinks.identity import append_once
 from penstock.pipeline.source_columns import REASON
 
 REPORTED = "penstock:dead-letters"
-MAX_COMMITS = 1000  # that are looked through
+MAX_COMMITS = 1000  # searched for records that do not fit
 
 
 def write_dead_letters(
@@ -44,13 +45,9 @@ def write_dead_letters(
 
 
 def _letters(rows: Any, table: LakeTable) -> tuple[list[str], Any]:
-    """The columns that order the rows, and the rows as dead letters."""
-    origin = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
-    letter = f.struct(
-        f.col(REASON).alias("reason"),
-        f.lit(f"archive of {table.kind.name} {table.name}").alias("source"),
-        *(f.col(name) for name in origin),
-        f.col("payload").cast("string").alias("payload"),
-    )
+    """Return the columns that order the rows, and the rows as dead letters."""
+    names = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
+    source = f"archive of {table.kind.name} {table.name}"
+    letter = dead_letter(source, [f.col(name) for name in names], f.col("payload").cast("string"))
     order = ["offset"] if table.kind.name == "topic" else ["partition", "seq"]
-    return order, rows.select(*order, f.to_json(letter).alias("payload"))
+    return order, rows.select(*order, letter)

@@ -28,7 +28,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -71,16 +71,6 @@ class Written(WriterCommitMessage):
     rows: bytes = b""  # Arrow's stream format
 
 
-class Keeper(Protocol):
-    """Where identities are kept: the broker that is written to."""
-
-    def claim(self, claim: Claim) -> Claimed:
-        """Whether the task may write its rows."""
-
-    def commit_sink(self, done: Commit) -> None:
-        """Say that a task has written its rows, or that the batch takes no more tasks."""
-
-
 def rejection(claim: Claim, answer: Claimed) -> Conflict:
     """The error of a task whose rows are not to be written."""
     place = f"batch {claim.batch} of {claim.app!r}"
@@ -105,8 +95,9 @@ def rejection(claim: Claim, answer: Claimed) -> Conflict:
     )
 
 
-def wait_for_turn(link: Keeper, claim: Claim) -> Claimed:
+def wait_for_turn(link: Any, claim: Claim) -> Claimed:
     """Claim again until the tasks of an earlier run have come."""
+    answer: Claimed
     deadline, remaining = 0.0, -1
     while (answer := link.claim(claim)).verdict == "later":
         if remaining != len(answer.tasks):  # some of them came
@@ -266,14 +257,9 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
                 f"orderBy names {missing[0]!r}; the rows have {', '.join(table.column_names)}"
             )
         # Ties are ordered by the other columns, or rows would change their numbers from run to run.
-        names = [
-            *self._order,
-            *(name for name in table.column_names if self._breaks_tie(table, name)),
-        ]
+        others = [field.name for field in table.schema if not is_nested(field.type)]
+        names = dict.fromkeys([*self._order, *others])
         return iter(table.sort_by([(name, "ascending") for name in names]).to_batches())
-
-    def _breaks_tie(self, table: pa.Table, name: str) -> bool:
-        return name not in self._order and not is_nested(table.schema.field(name).type)
 
     def commit(
         self,

@@ -343,7 +343,8 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         for topic, state in now.items():
             begins[topic] = self._begin(topic, start.get(topic), state)
             lags[topic] = max(0, state.next - begins[topic])
-        if self._target is None and self._waits_for_more(sum(lags.values())):
+        waiting, delay = sum(lags.values()), self.plan.delay
+        if self._target is None and waiting and delay.holds(waiting >= delay.at_least):
             return start
         if not isinstance(limit, ReadAllAvailable) and self._admit(now, lags, limit) != lags:
             for topic, state in now.items():  # a gap would be very many empty batches
@@ -359,10 +360,6 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
         }
         # A deleted topic keeps its offset: there is nothing more to read from it.
         return {**{topic: at for topic, at in start.items() if topic not in now}, **offsets}
-
-    def _waits_for_more(self, waiting: int) -> bool:
-        delay = self.plan.delay
-        return waiting > 0 and delay.holds(waiting >= delay.at_least)
 
     def _begin(self, topic: str, at: dict[str, Any] | None, state: TopicState) -> int:
         """Return the offset to continue at. Raise DataLoss if records before it were lost."""
