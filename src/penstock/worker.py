@@ -43,7 +43,7 @@ log = logging.getLogger("penstock.worker")
 
 STOPPED, FORCED, USAGE = 0, 1, 2  # exit codes
 DRAIN_SECONDS = 60.0
-RELEASE_SECONDS = 10.0  # after the drain time, to release what was not finished
+RELEASE_SECONDS = 10.0  # after the drain time, to release unfinished messages
 POLL_SECONDS = 0.2
 RELOAD_POLL_SECONDS = 1.0
 LOOP_SECONDS = 0.5  # between two signs of life of the event loop
@@ -169,7 +169,7 @@ def client_of(target: str) -> Client | SyncClient:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise  # an import of the user's module failed: the traceback says where
+            raise  # an import in the user's module failed: the traceback shows where
         raise InvalidRequest(
             f"there is no module {error.name!r} here: run this where it is, or pass --directory"
         ) from None
