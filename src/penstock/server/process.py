@@ -128,11 +128,8 @@ async def _serve(loaded: Loaded) -> None:
         await stop.wait()
         delay = config.shutdown_delay
         systemd.notify("STOPPING=1")
-        log.info(
-            "stopping: /health/ready answers 503 for %g s, then open requests have %g s to finish",
-            delay,
-            config.shutdown_timeout,
-        )
+        first = f"/health/ready answers 503 for {delay:g} s, then " if delay else ""
+        log.info("stopping: %sopen requests have %g s to finish", first, config.shutdown_timeout)
     finally:
         stopping = time.monotonic()
         await listeners.stop(config.shutdown_timeout, delay, workers.stop())
