@@ -151,11 +151,23 @@ def test_without_a_good_token_it_is_401_with_the_reason(broker):
     )  # a bare token
 
 
+def concrete_paths(path: str, about: dict) -> list[str]:
+    """Return the path with the name of each parameter as its value, or with each value it may
+    have.
+    """
+    paths = [path]
+    for one in about.get("parameters", ()):
+        values = one["schema"].get("enum", [one["name"]])
+        paths = [each.replace(f"{{{one['name']}}}", value) for each in paths for value in values]
+    return list(dict.fromkeys(paths))
+
+
 def test_every_route_asks_for_the_role_the_document_names_in_every_process(broker):
     operations = [
-        (method.upper(), path.replace("{", "").replace("}", ""), about)
+        (method.upper(), concrete, about)
         for path, methods in ask(broker, "GET", "/openapi.json").json()["paths"].items()
         for method, about in methods.items()
+        for concrete in concrete_paths(path, about)
     ]
     assert len(operations) > 70
     assert {path for _, path, about in operations if "security" not in about} == PUBLIC
