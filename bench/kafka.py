@@ -44,6 +44,7 @@ CPU_PER_RECORD = 0.3  # microseconds
 FETCHED = 400 << 20
 PER_BATCH = 500
 ROUNDS = 3
+SYNC_INTERVAL = 1.0  # with fsync `interval`: as long as that of Redis with `everysec`
 DEPTHS = (1, 16, 64, 256)
 WAIT, NO_WAIT = "fsync before the answer", "no fsync before the answer"
 TARGETS = {  # against Redis, by how many are in flight
@@ -170,16 +171,19 @@ def fetch_request(offset: int) -> bytes:
 def fetch_rate(connection: socket.socket) -> float:
     """GB/s of Fetch from the beginning to the end of the topic."""
     size, offset = 0, 0
+    buffer = memoryview(bytearray(8 << 20))  # of one answer
     began = time.perf_counter()
     while True:
         connection.sendall(fetch_request(offset))
         (length,) = struct.unpack(">i", receive(connection, 4))
-        answer = receive(connection, length)
-        (records,) = struct.unpack_from(">i", answer, 67)
+        filled = 0
+        while filled < length:
+            filled += connection.recv_into(buffer[filled:length])
+        (records,) = struct.unpack_from(">i", buffer, 67)
         if not records:
             return size / (time.perf_counter() - began) / 1e9
         size += length
-        offset = _end(memoryview(answer)[71 : 71 + records])
+        offset = _end(buffer[71 : 71 + records])
 
 
 def _end(batches: memoryview) -> int:
@@ -221,7 +225,7 @@ def produce_figures() -> Iterable[Figure]:
                 except Missing as error:
                     print(f"  left out: {name}: {error}")
                     continue
-                ours = stack.enter_context(logs.penstock(fsync, "kafka"))
+                ours = stack.enter_context(logs.penstock(fsync, "kafka", SYNC_INTERVAL))
                 for depth in DEPTHS:
                     yield Match(
                         f"PRODUCE into record batches, {part}: {depth} in flight",

@@ -56,11 +56,13 @@ SUBSCRIBERS, RATE, SECONDS = 100, 1000, 5
 # --------------------------------------------------------------------------------------------------------
 
 
-async def serve(directory: Path, fsync: Any, form: Any = "aiq") -> None:
+async def serve(
+    directory: Path, fsync: Any, form: Any = "aiq", interval: float | str = SYNC_INTERVAL
+) -> None:
     """What the child process runs: topics and everything that serves them, nothing else."""
     metrics = Metrics()
     pool = ThreadPoolExecutor(2)
-    settings = TopicSettings(fsync=fsync, fsync_interval=SYNC_INTERVAL, format=form)
+    settings = TopicSettings(fsync=fsync, fsync_interval=float(interval), format=form)
     topics = TopicStore(directory, settings, pool=pool, metrics=metrics)
     await topics.start()
     groups = Groups(directory / ".penstock" / "groups", topics, pool=pool, metrics=metrics)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from bench.peer.rounds import Round, cpu_of
-from bench.topics import connect, free_port, install, process, receive, scratch
+from bench.topics import SYNC_INTERVAL, connect, free_port, install, process, receive, scratch
 from penstock.protocol import frames
 
 PAYLOAD = b"x" * 300
@@ -57,8 +57,11 @@ def program(name: str, package: str) -> str:
     return result
 
 
-def penstock(fsync: str, form: str = "aiq") -> AbstractContextManager[Log]:
-    return producing("bench.topics", fsync, form)
+def penstock(
+    fsync: str, form: str = "aiq", interval: float = SYNC_INTERVAL
+) -> AbstractContextManager[Log]:
+    """With fsync `interval`, an fsync follows within so many seconds."""
+    return producing("bench.topics", fsync, form, str(interval))
 
 
 def bare(fsync: str) -> AbstractContextManager[Log]:

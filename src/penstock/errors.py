@@ -55,7 +55,7 @@ class Full(PenstockError):
 
 
 class QueueFull(Full):
-    """Some messages of a push did not fit into the queue (`maxSize`). `results` says which
+    """Some messages of a push did not fit into the queue (`maxSize`). `results` shows which
     (`penstock.types.Pushed`); the others are stored.
     """
 
@@ -65,8 +65,8 @@ class QueueFull(Full):
 
 
 class AckRefused(Conflict):
-    """The broker rejected some acks: the lease was lost, or the message is gone. `results` says
-    which (`penstock.types.Acked`).
+    """The broker rejected some acks: the lease was lost, or the message was deleted. `results`
+    shows which (`penstock.types.Acked`).
     """
 
     def __init__(self, text: str, results: list[Any]) -> None:

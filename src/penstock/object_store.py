@@ -190,9 +190,9 @@ class ObjectStore:
                 return self._put_locked(name, data, version)
             done = self._obstore.put(self._store, name, data, mode=mode)
         except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
-            raise Conflict(f"{self.address}/{name} was changed by someone else") from None
+            raise Conflict(f"{self.address}/{name} was changed by another writer") from None
         except FileNotFoundError:
-            raise Conflict(f"{self.address}/{name} was removed by someone else") from None
+            raise Conflict(f"{self.address}/{name} was removed by another writer") from None
         except Conflict:
             raise
         except Exception as error:
@@ -206,7 +206,7 @@ class ObjectStore:
             except FileNotFoundError:
                 present = None
             if present != (version.e_tag if version is not None else None):
-                raise Conflict(f"{self.address}/{name} was changed by someone else")
+                raise Conflict(f"{self.address}/{name} was changed by another writer")
             done = self._obstore.put(self._store, name, data)
             self.sync([name])
         return Version(done["e_tag"], done["version"])

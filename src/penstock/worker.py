@@ -43,7 +43,7 @@ log = logging.getLogger("penstock.worker")
 
 STOPPED, FORCED, USAGE = 0, 1, 2  # exit codes
 DRAIN_SECONDS = 60.0
-RELEASE_SECONDS = 10.0  # after the drain time, to release what was not finished
+RELEASE_SECONDS = 10.0  # after the drain time, to release unfinished messages
 POLL_SECONDS = 0.2
 RELOAD_POLL_SECONDS = 1.0
 LOOP_SECONDS = 0.5  # between two signs of life of the event loop
@@ -163,17 +163,15 @@ def client_of(target: str) -> Client | SyncClient:
     """Import the client that `module:name` names, with its consumers."""
     module_name, colon, name = target.partition(":")
     if not colon or not name:
-        raise InvalidRequest(
-            f"{target!r} does not name a client: write MODULE:CLIENT, such as shop.consumers:client"
-        )
+        raise InvalidRequest(f"{target!r} does not name a client: write module:client")
     queues.watched_pushes = set()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not module_name.startswith(error.name):
-            raise  # an import of the user's module failed: the traceback says where
+            raise  # an import in the user's module failed: the traceback shows where
         raise InvalidRequest(
-            f"there is no module {error.name!r} here: change to its directory, or pass --directory"
+            f"there is no module {error.name!r} here: run this where it is, or pass --directory"
         ) from None
     finally:
         pushed, queues.watched_pushes = queues.watched_pushes, None

@@ -92,13 +92,13 @@ def test_chosen_dead_letters_are_requeued_and_deleted_and_the_others_stay(page, 
             row.get_by_role("checkbox").check()
 
     choose(0, 2)
-    page.get_by_role("button", name="Requeue 2 chosen").click()
+    page.get_by_role("button", name="Requeue 2 selected").click()
     page.get_by_role("button", name="Requeue 2 messages").click()
     page.get_by_text("2 messages requeued.").wait_for()
     assert sorted(payloads(broker, "chosen", "g")) == ['{"n":0}', '{"n":2}']
     page.locator("td.preview", has_text='{"n":0}').wait_for(state="detached")
     choose(1)
-    page.get_by_role("button", name="Delete 1 chosen").click()
+    page.get_by_role("button", name="Delete 1 selected").click()
     page.get_by_role("button", name="Delete 1 dead letter").click()
     page.get_by_text("1 dead letter deleted.").wait_for()
     page.locator("td.preview", has_text='{"n":3}').wait_for()
@@ -555,7 +555,7 @@ def test_a_shared_topic_shows_where_its_records_are(page, broker):
     visit(page, broker, "topics/pooled")
     page.locator("h1 .badge", has_text="shared").wait_for()
     place = page.get_by_role("table", name="Where the records are")
-    page.locator("h2", has_text="old records move to object storage in time").wait_for()
+    page.locator("h2", has_text="old records move to object storage on schedule").wait_for()
     assert place.locator("tr[data-key='0'] td").all_inner_texts()[:2] == ["0", "3"]
     assert page.get_by_text("Segments").count() == 0
     with dbapi.connect(broker.database_url, autocommit=True) as connection:

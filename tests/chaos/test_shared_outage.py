@@ -30,6 +30,26 @@ def server() -> Iterator[Postgres]:
         server.remove()
 
 
+def consumed_by_a_group(broker: BrokerProcess, topic: str, count: int) -> list[str]:
+    """The first records of a topic, for a new group that commits them."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.kafka,
+            "group.id": "new",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.subscribe([topic])
+        found = [bytes(one.value()).decode() for one in consumer.consume(count, SECONDS)]
+        [committed] = consumer.commit(asynchronous=False)
+        assert (committed.error, committed.offset) == (None, count)
+        return found
+    finally:
+        consumer.close()
+
+
 def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
     server: Postgres, tmp_path: Path
 ) -> None:
@@ -71,6 +91,7 @@ def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
         produce("local", "during").raise_for_status()
         assert stored("local") == ["before", "during"]
         assert stored("shared") == ["before"]
+        assert consumed_by_a_group(broker, "local", 2) == ["before", "during"]
         # The error that Kafka's client gets is one that it tries again after.
         producer.produce("shared", b"kafka", on_delivery=lambda error, _: failures.append(error))
         assert producer.flush(2) == 1

@@ -263,7 +263,7 @@ def test_a_token_needs_a_key_and_a_role():
         assert done.exit_code != 0
         return done.output
 
-    assert "no auth.secret" in said("--role", "admin", "--subject", "ana")
+    assert "auth.secret is not set" in said("--role", "admin", "--subject", "ana")
     assert "unknown role" in said("--role", "boss", "--subject", "ana")
     short = ("--role", "admin", "--subject", "ana", "--set", "auth.secret=short")
     assert "at least 32 bytes" in said(*short)

@@ -112,7 +112,7 @@ def test_a_changed_file_starts_them_again(broker, queue, tmp_path):
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ("shop", "write MODULE:CLIENT"),
+        ("shop", "write module:client"),
         ("shp:client", "there is no module 'shp' here"),
         ("shop:handle", "shop:handle is a Consumer, not a penstock.Client or SyncClient"),
         ("shop:clint", "module 'shop' has no attribute 'clint'; did you mean 'client'?"),

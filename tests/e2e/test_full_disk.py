@@ -41,7 +41,7 @@ def test_a_disk_without_space_for_the_database_is_said_first(scratch: Path) -> N
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
     assert done.returncode == 4, done.stderr
-    sentence, _, log = done.stderr.partition("PostgreSQL said:")
+    sentence, _, log = done.stderr.partition("PostgreSQL's output:")
     assert "is full, so the embedded PostgreSQL cannot start: free some space" in sentence
     assert "No space left on device" in log
 

@@ -113,7 +113,7 @@ def test_a_database_of_another_release_is_explained_in_the_first_sentence(scratc
     version.write_text("12\n")
     done = run("serve", "--data-dir", str(scratch / "data"), "--http-port", "0", "--no-topics")
     assert done.returncode == 4
-    sentence, _, log = done.stderr.partition("PostgreSQL said:")
+    sentence, _, log = done.stderr.partition("PostgreSQL's output:")
     assert f"was created by PostgreSQL 12, and this release has PostgreSQL {current}" in sentence
     assert "'penstock backup'" in sentence
     assert "FATAL" in log

@@ -61,7 +61,7 @@ def test_health_metrics_and_documents_are_the_same_from_every_process(broker):
     def depths() -> set[float]:
         scrapes = each_on_a_fresh_connection(broker, "GET", "/metrics.json", 9)
         metrics = [answer.json()["metrics"] for answer in scrapes]
-        return {one.get('penstock_queue_depth{queue="counted"}', 0.0) for one in metrics}
+        return {one.get('penstock_queue_waiting{queue="counted"}', 0.0) for one in metrics}
 
     # not added up over processes; what each of them did is
     until(lambda: depths() == {63.0}, 30, "the scrape is not from the cache")

@@ -167,7 +167,7 @@ async def kill(exports_: Exports) -> None:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await route.queue._fast._writer.idle()
+        await route.queue._fast._writer.wait_until_idle()
         meeting = threading.Barrier(2)
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(POOL, meeting.wait) for _ in range(2)))

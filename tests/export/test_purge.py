@@ -182,7 +182,7 @@ async def test_dead_letters_survive_a_replay_that_finds_no_room_and_keep_a_route
             await eventually(lambda number=number: route.dead_letters.count == number + 1)
         await route.pause()
         await route.push([record(9)])
-        with pytest.raises(Conflict, match="dead letters stay"):
+        with pytest.raises(Conflict, match="dead letters are kept"):
             await route.replay()
         assert status_of(route)["deadLetters"] == 2
         assert [each.record for each in await route.letters(0, 10_000)] == [

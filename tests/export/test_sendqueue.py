@@ -167,7 +167,7 @@ async def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_p
     await queue.push([block(number) for number in range(15)])
     times = []
     for _ in range(10):
-        waiting = asyncio.ensure_future(queue.available())
+        waiting = asyncio.ensure_future(queue.wait_for_block())
         while not waiting.done():
             await clock.advance(0.1)
             await asyncio.sleep(0.001)
@@ -272,7 +272,7 @@ async def test_the_books_balance_after_anything(
                     await queue.stop()
                 else:
                     await asyncio.sleep(0)
-                    await queue._fast._writer.idle()
+                    await queue._fast._writer.wait_until_idle()
                     queue._ticker.cancel()
                     queue._fast.abandon()
                 leased = []
@@ -303,7 +303,7 @@ async def test_the_books_balance_after_anything(
 
 async def test_a_taker_waits_for_a_push_and_stops_with_the_queue(tmp_path: Path):
     queue = await started(tmp_path)
-    waiting = [asyncio.ensure_future(queue.available()) for _ in range(3)]
+    waiting = [asyncio.ensure_future(queue.wait_for_block()) for _ in range(3)]
     await asyncio.sleep(0)
     await queue.push([block(1)])
     await eventually(lambda: sum(each.done() for each in waiting) == 1)

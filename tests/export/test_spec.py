@@ -224,7 +224,7 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
         ),
         (
             {"destination": {"type": "queue", "queue": "q", "partition": "\t"}},
-            "destination.partition holds a control",
+            "destination.partition contains a control",
         ),
         (
             {"destination": {"type": "queue", "queue": "q", "partition": ""}},

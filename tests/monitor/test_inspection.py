@@ -112,7 +112,7 @@ async def test_the_life_of_a_message_and_the_errors_of_a_queue(database_url):
         assert len(series.times) == len(series.series["pushed"]) == 60
         assert series.series["pushed"][0] is None, "there was no such queue an hour ago"
         assert round(sum(rate or 0 for rate in series.series["pushed"]) * 60) == 2
-        assert round(sum(rate or 0 for rate in series.series["delivered"]) * 60) == 2
+        assert round(sum(rate or 0 for rate in series.series["completed"]) * 60) == 2
         assert set((await look.history("1h", "other")).series["pushed"]) <= {None, 0.0}
         with pytest.raises(InvalidRequest):
             await look.history("1y", None)

@@ -102,6 +102,21 @@ async def test_a_member_that_vanishes_is_removed_after_its_session():
     all_groups.stop()
 
 
+async def test_a_broker_that_stood_still_reads_heartbeats_before_it_removes_members():
+    all_groups = groups()
+    leader, follower = await two_members(all_groups, session_timeout=1.0)
+    time.sleep(2)  # noqa: ASYNC251 - the event loop stands still
+    for _ in range(3):  # its timers are over, and then it reads
+        await asyncio.sleep(0.01)
+    all_groups.heartbeat("g", who(leader))
+    all_groups.heartbeat("g", who(follower))
+    group = all_groups.get("g")
+    assert group is not None
+    assert group.state is GroupState.STABLE
+    await eventually(lambda: all_groups.get("g") is None)  # nothing more is heard of them
+    all_groups.stop()
+
+
 async def test_a_member_that_freezes_in_a_rebalance_stops_the_others_no_longer_than_its_timeout():
     all_groups = groups()
     leader, follower = await two_members(all_groups, session_timeout=60.0, rebalance_timeout=0.5)

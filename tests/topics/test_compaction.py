@@ -396,7 +396,7 @@ async def test_what_may_not_be_compacted_is_refused(tmp_path: Path) -> None:
         for bases in ([30], [0, 20], [5], [20, 30], []):
             with pytest.raises(Conflict, match="not neighbouring"):
                 await store.compact("t", bases, bytes(100))
-        with pytest.raises(InvalidRequest, match="8 bits do not say which of 10"):
+        with pytest.raises(InvalidRequest, match="8 bits are too few for 10"):
             await store.compact("t", [0], bytes(1))
         with pytest.raises(Conflict, match="is incarnation"):
             await store.compact("t", [0], bytes(2), "0" * 32)

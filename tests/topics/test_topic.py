@@ -4,6 +4,7 @@ is well.
 
 import asyncio
 import errno
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -512,3 +513,14 @@ async def test_a_topic_is_a_list_with_a_moving_start(
         assert verify(log_directory(directory, "t", form)).findings == []
         if not operations:
             return
+
+
+async def test_a_roll_ends_when_the_directory_is_gone(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        topic = await store.create("t")
+        await topic.append([b"x"])
+        await asyncio.to_thread(shutil.rmtree, topic.directory)
+        async with asyncio.timeout(30):
+            with pytest.raises(StorageFailed):
+                await topic.seal()
+        await store.delete("t")

@@ -20,6 +20,7 @@ from tests.queues.support import running
 NOT_CHANGES = {
     "POST /api/v1/push",
     "POST /api/v1/pop",
+    "POST /api/v1/pop/any",
     "POST /api/v1/pop/queue/{queue}",
     "POST /api/v1/pop/queue/{queue}/partition/{partition}",
     "POST /api/v1/consumers",

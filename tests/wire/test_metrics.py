@@ -101,13 +101,15 @@ def value(text: str, name: str, **labels: str) -> float:
 
 def test_queues_groups_topics_and_the_database_are_there(text):
     orders = {"queue": "orders"}
-    assert value(text, "penstock_queue_depth", **orders) == 6
+    for name in ("waiting", "depth"):  # the second is the former name
+        assert value(text, f"penstock_queue_{name}", **orders) == 6
     assert value(text, "penstock_queue_stored", **orders) == 10
     assert value(text, "penstock_queue_leased", **orders) == 2
     assert value(text, "penstock_queue_dead_letters", **orders) == 1
     assert value(text, "penstock_queue_oldest_age_seconds", **orders) > 0
     billing = {**orders, "group": "billing"}
-    assert value(text, "penstock_queue_group_lag", **billing) == 6
+    for name in ("waiting", "lag"):
+        assert value(text, f"penstock_queue_group_{name}", **billing) == 6
     assert value(text, "penstock_queue_group_lag_seconds", **billing) > 0
     assert value(text, "penstock_queue_group_leased", **billing) == 2
     assert value(text, "penstock_queue_group_dead_letters", **billing) == 1
@@ -116,7 +118,7 @@ def test_queues_groups_topics_and_the_database_are_there(text):
     assert value(text, "penstock_queue_group_members", **billing) == 1
     # before the first one, so that the first one alerts
     assert value(text, "penstock_queue_group_dropped_total", **billing) == 0
-    assert value(text, "penstock_queue_depth", queue="unread") == 2
+    assert value(text, "penstock_queue_waiting", queue="unread") == 2
     assert value(text, "penstock_queue_oldest_age_seconds", queue="unread") > 0
     assert value(text, "penstock_topic_stored_records", topic="events") == 2
     assert value(text, "penstock_topic_size_bytes", topic="events") > 0
@@ -179,7 +181,7 @@ async def test_a_database_that_does_not_answer_costs_only_its_own_figures(client
 
             def blocked() -> bool:
                 scrapes.append(client.get("/metrics").text)
-                return "penstock_queue_depth{" not in scrapes[-1]
+                return "penstock_queue_waiting{" not in scrapes[-1]
 
             until(blocked, 60)
         await connection.close()
@@ -188,7 +190,7 @@ async def test_a_database_that_does_not_answer_costs_only_its_own_figures(client
     blocked = await held()
     assert value(blocked, "penstock_database_up") == 1
     assert value(blocked, "penstock_queue_pushed_total", queue="orders") == 10
-    until(lambda: "penstock_queue_depth{" in client.get("/metrics").text, 60, "it is back")
+    until(lambda: "penstock_queue_waiting{" in client.get("/metrics").text, 60, "it is back")
 
 
 def test_queues_beyond_the_limit_are_added_up(client, text):

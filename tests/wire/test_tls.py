@@ -192,7 +192,7 @@ async def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> 
     async with serving(tmp_path / "data", tls=made.certificate()) as served:
         http = HttpClient(f"http://localhost:{served.http.port}")
         answer = await http.request("POST", "/topics/t", b"x" * 100_000)
-        assert (answer.status, b"This port speaks TLS: use https://" in answer.body) == (
+        assert (answer.status, b"This port uses TLS: use https://" in answer.body) == (
             400,
             True,
         )
@@ -202,7 +202,7 @@ async def test_those_who_speak_in_clear_are_told(made: Made, tmp_path: Path) -> 
         assert (command, b"use tls://" in text) == (0xFF, True)
         wire.close()
         async with Client(topics=f"localhost:{served.tcp.port}") as client:
-            with pytest.raises(InvalidRequest, match="this port speaks TLS"):
+            with pytest.raises(InvalidRequest, match="this port uses TLS"):
                 await client.topics()
         # Someone who connects and says nothing, or goes away, is no burden.
         silent = [socket.create_connection(("127.0.0.1", served.tcp.port)) for _ in range(3)]

@@ -19,7 +19,7 @@ DIRECTORIES = (
     "routes",
     OBJECTS,
 )  # of a backup; the rest are single files
-Progress = Callable[[str, int, int], None]  # what is copied, bytes so far, bytes expected so far
+Progress = Callable[[str, int, int], None]  # name of the file, bytes copied, bytes expected
 
 
 class BackupFile(msgspec.Struct, frozen=True):

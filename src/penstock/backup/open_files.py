@@ -26,7 +26,7 @@ class LiveFiles:
         self.extend()
 
     def extend(self) -> None:
-        """Open new files, and include what was appended to the others."""
+        """Open new files, and include data appended to the others."""
         for file in self.files.values():
             file.size = os.fstat(file.fd).st_size
         while self._open_new():  # until a pass sees no renamed file

@@ -38,7 +38,7 @@ class BufferFile:
     disk_failures: int = 0  # failures of the disk during its replay
 
     def complete(self, fs: Fs) -> None:
-        """Rename a file that is no longer written. Blocks."""
+        """Rename a file after its last write. Blocks."""
         path = self.path.with_name(str(self.name.complete))
         fs.rename(self.path, path)
         self.name, self.path = self.name.complete, path

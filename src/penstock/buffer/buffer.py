@@ -108,7 +108,7 @@ class Buffer:
         )
         self._metrics = metrics
         self._in_flight = 0  # direct pushes
-        self._none_in_flight = asyncio.Event()  # cleared when the database goes down under some
+        self._none_in_flight = asyncio.Event()  # cleared if some are in flight when it goes down
         self._none_in_flight.set()
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -151,7 +151,7 @@ class Buffer:
             self._scan = supervised("buffer scan", self._scan_files, self._metrics)
 
     async def stop(self) -> None:
-        """Commit QoS 0 and complete the files. The next start replays what is left."""
+        """Commit QoS 0 and complete the files. The next start replays the remaining ones."""
         await self.qos0.flush()
         self._stopping = True
         self._wake.set()

@@ -186,7 +186,7 @@ class FailoverJournal:
         self._release(active)
 
     def _abandon(self) -> None:
-        """Cut the active file back to what is durable, and write no more to it."""
+        """Cut the active file back to its durable size, and write no more to it."""
         active = self._active
         if active is None:
             return

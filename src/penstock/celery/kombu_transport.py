@@ -52,7 +52,6 @@ class LongPop:
         self._transport = transport
         self.line = Line(transport.brokers)
         self.sources: list[Consumed] = []  # what the waiting pop may bring; empty: none waits
-        self.number = 0  # of the pops so far; each may have another socket
         self._sent_at = 0.0
         self._failing_since: float | None = None
         self._backoff = Backoff()
@@ -64,7 +63,6 @@ class LongPop:
         try:
             self.line.send_pop(wanted, WAIT_SECONDS)
             self.sources = list(batches)
-            self.number += 1
         except Unavailable as error:
             self._failed(error)
 
@@ -141,8 +139,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._busy_since: float | None = None  # since when a channel takes no messages
         self._loop: Any = None  # Celery's event loop, if it uses one
         self._turning: Any = None  # a timer of the event loop
-        # the socket in the event loop: file descriptor and number of the pop that waits there
-        self._watched = (-1, 0)
+        self._watched = -1  # the pop's file descriptor in the event loop
 
     def driver_version(self) -> str:
         from penstock import __version__
@@ -201,6 +198,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Have a pop wait for every queue whose channel may take messages."""
         pop, now = self._pop, time.monotonic()
         pop.check()
+        if not pop.sources:
+            self._unwatch()
         if len(pop.sources) == len(self._consumed) and not self.ready:
             return
         room: dict[QueueChannel, int] = {}
@@ -274,8 +273,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         """Deliver, start a pop and watch its socket, before each turn of the event loop."""
         self._deliver_all()
         self._start_pop()
-        if self._pop.sources:
-            self._watch()
+        if self._pop.sources and self._watched < 0:
+            self._watched = self._pop.line.fileno()
+            self._loop.add_reader(self._watched, self._on_readable)
         if self.ready or (self._consumed and not self._pop.sources):
             self._turn_soon()
 
@@ -287,18 +287,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]
     def _turned(self) -> None:
         self._turning = None
 
-    def _watch(self) -> None:
-        """Watch the socket of the pop that waits. A socket is watched for one pop only: a later one
-        may have another socket with the same file descriptor.
-        """
-        if self._watched[1] != self._pop.number:
-            self._unwatch()
-            self._watched = self._pop.line.fileno(), self._pop.number
-            self._loop.add_reader(self._watched[0], self._on_readable)
-
     def _unwatch(self) -> None:
-        (fd, _), self._watched = self._watched, (-1, 0)
-        if fd >= 0 and self._loop is not None:
+        """End the watch of a pop that has ended: the next one may have another socket."""
+        fd, self._watched = self._watched, -1
+        if fd >= 0:
             self._loop.remove_reader(fd)
 
     def _on_readable(self) -> None:

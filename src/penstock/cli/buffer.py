@@ -110,7 +110,7 @@ def status(*, api: WatchApi = WatchApi()) -> View:
             TableBlock(
                 (
                     Column("kind"),
-                    Column("pending", format=count),
+                    Column("waiting", "pending", count),
                     Column("files", format=count),
                     Column("size", "bytes", size),
                     Column("oldest", "age", duration),

@@ -210,7 +210,7 @@ FIGURES = (
     Column("waiting", format=count),
     Column("leased", format=count, optional=True),
     Column("pushed/s", "pushedRate", rate),
-    Column("delivered/s", "deliveredRate", rate),
+    Column("completed/s", "completedRate", rate),
     Column("oldest", lambda row: row["oldest"] or None, duration),
     Column("groups", lambda row: _number(row["groups"]), count),
     Column("dead letters", "deadLetters", count),

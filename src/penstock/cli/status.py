@@ -37,7 +37,10 @@ from penstock.cli.tables import (
 WELL, WARNING, ERROR, UNANSWERED = 0, 1, 2, 3  # exit codes of --check
 BUSIEST_QUEUES = 5
 BRIEF_PROBLEMS = 3  # that `top` shows: one line each, so that queues fit on 80x24
-TERMS = ("delivered", "dead", "dropped", "skipped", "waiting", "kept", "removed", "compacted")
+TERMS = (
+    *("completed", "delivered", "dead", "dropped", "skipped", "waiting"),
+    *("kept", "removed", "compacted"),
+)
 COMMANDS = {  # view of the Console -> the command that shows the same
     "queues": "queue describe {}",
     "routes": "route list {}",
@@ -161,7 +164,7 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
     yield fact(
         "queues",
         f"{_count(counts['queues'])}: {_rate(sample.get('pushed'))} pushed/s, "
-        f"{_rate(sample.get('delivered'))} delivered/s, {_count(sample.get('waiting'))} waiting, "
+        f"{_rate(sample.get('completed'))} completed/s, {_count(sample.get('waiting'))} waiting, "
         f"oldest {_or(duration, now['oldest'])}, {_count(counts['deadLetters'])} dead letters",
     )
     if unlimited := counts.get("queuesWithoutRetention"):

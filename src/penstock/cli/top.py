@@ -34,7 +34,7 @@ SORTS = {
     "n": ("name", "name"),
     "w": ("-waiting", "waiting"),
     "p": ("-pushedRate", "pushed/s"),
-    "d": ("-deliveredRate", "delivered/s"),
+    "d": ("-completedRate", "completed/s"),
     "o": ("-oldest", "oldest"),
     "x": ("-deadLetters", "dead"),
     "g": ("-groups", "groups"),
@@ -52,7 +52,7 @@ def top(
 ) -> None:
     """Watch the whole broker live.
 
-    Keys: n w p d o x g sort by name, waiting, pushed/s, delivered/s, oldest, dead letters, groups;
+    Keys: n w p d o x g sort by name, waiting, pushed/s, completed/s, oldest, dead letters, groups;
     r reverses the order, q quits. In a pipe, or with --json, it prints the figures at every
     interval.
 

@@ -108,7 +108,8 @@ class Queue(Noun, kw_only=True):
     stored: int
     pushed: int
     pushed_rate: float | None  # messages per second
-    delivered_rate: float | None
+    completed_rate: float | None
+    delivered_rate: float | None  # former name of `completed_rate`, for one more release
     oldest: float | None  # seconds that the oldest message waits
     groups: int
     dead_letters: int

@@ -96,7 +96,7 @@ SETTINGS = {
 class EmbeddedPostgres:
     """The server in `directory`. All calls block.
 
-    `home` is a directory of ours above `directory`; `start` may change its group so that the
+    `home` is a directory of the broker above `directory`; `start` may change its group so that the
     server's user can enter it. `access` is the text of pg_hba.conf; only tests change it.
     """
 
@@ -367,7 +367,7 @@ class EmbeddedPostgres:
         if "No space left on device" in output:
             return (
                 f"the disk of {self.data.resolve()} is full, so the embedded PostgreSQL cannot "
-                "start: free some space and start again. PostgreSQL said:"
+                "start: free some space and start again. PostgreSQL's output:"
             )
         if version := re.search(
             r"initialized by PostgreSQL version (\S+), which is not compatible with this "
@@ -378,7 +378,7 @@ class EmbeddedPostgres:
                 f"the database in {self.data.resolve()} was created by PostgreSQL {version[1]}, "
                 f"and this release has PostgreSQL {version[2]}: make a backup with the release "
                 "that created it ('penstock backup') and restore it into an empty data directory "
-                "('penstock restore'). PostgreSQL said:"
+                "('penstock restore'). PostgreSQL's output:"
             )
         return f"the embedded PostgreSQL failed at {program}:"
 

@@ -31,7 +31,7 @@ SELECT (SELECT system_identifier FROM pg_control_system()) AS system,
        pg_postmaster_start_time() AS started,
        current_setting('transaction_read_only') = 'off' AS writable,
        current_setting('search_path') AS search_path"""
-# For a role that may not read these: servers cannot be told apart then.
+# For a role that may not read these: servers cannot be distinguished then.
 ANONYMOUS = """
 SELECT 0::bigint AS system, NULL::text AS wal, pg_postmaster_start_time() AS started,
        current_setting('transaction_read_only') = 'off' AS writable,

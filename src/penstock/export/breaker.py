@@ -56,7 +56,7 @@ class Breaker:
             await self._clock.wait(self._changed, wait)
         return 0
 
-    async def not_open(self) -> None:
+    async def wait_while_open(self) -> None:
         """Wait while the breaker is open. Preparers use it: they need no permit."""
         while (wait := self._seconds_open() or 0.0) > 0:
             await self._clock.wait(self._changed, wait)

@@ -2,8 +2,8 @@
 
 The broker reads the files that a definition names, and may read files that a user of the API may
 not. So over the API, `ca` is the text of a PEM file, or the name of a file in the directory
-`exporter.certificates`, which the operator fills. Only the broker's log says what is wrong with a
-file.
+`exporter.certificates`, which the operator fills. Only the broker's log has the details of an
+unusable file.
 """
 
 import re
@@ -18,7 +18,7 @@ from penstock.net.tls import client_context, is_pem
 
 CA_HINT = (
     "destination.ca cannot be used: give the text of a PEM file, or the name of one in the "
-    "broker's directory exporter.certificates (the broker's log says what is wrong with it)"
+    "broker's directory exporter.certificates (the broker's log has the reason)"
 )
 _NO_ADDRESS = re.compile(r"[^\x21-\x7e]")
 

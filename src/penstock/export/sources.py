@@ -327,7 +327,7 @@ class QueueSource(SourceReader):
                 await self._release()
             # A lease must not expire while a push waits.
             if self._queue.settings.full_behavior == "block":
-                await self._queue.room(min(self._batch.bytes, self._queue.max_bytes // 4))
+                await self._queue.wait_for_room(min(self._batch.bytes, self._queue.max_bytes // 4))
             request = PopRequest(
                 queue=self._name,
                 group=self._spec.source.group,

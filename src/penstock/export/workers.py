@@ -173,7 +173,7 @@ class SendWorkers:
             await work()
 
     async def _take_and_send(self) -> None:
-        if not await self._queue.available():
+        if not await self._queue.wait_for_block():
             return
         probing = await self._may_send()
         permit = await self._breaker.admit()
@@ -188,10 +188,10 @@ class SendWorkers:
 
     async def _prepare(self) -> None:
         while not self._stopping:
-            if not await self._queue.available():
+            if not await self._queue.wait_for_block():
                 return
             probing = await self._may_send(leave_probe=lambda: self._holding > 0)
-            await self._breaker.not_open()
+            await self._breaker.wait_while_open()
             block = await self._queue.take()
             if block is None:
                 continue

@@ -19,8 +19,8 @@ log = logging.getLogger("penstock.background")
 
 FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 30.0
 STABLE_SECONDS = 60.0  # after running this long, the pause is reset
-# until background work tries again what its disk, or another server, did not do. For PostgreSQL see
-# `penstock.database.retry`
+# The pause before background work is repeated after a failure of the disk or of another server. For
+# PostgreSQL see `penstock.database.retry`.
 RETRY_SECONDS = 1.0
 
 

@@ -123,7 +123,7 @@ class OpeningSegment(ABC):
             self._directory.fs.sync_dir(self._directory.path)
         except StorageError as error:
             log.error(
-                "topic %s: what was recovered could not be synced: %s",
+                "topic %s: the recovered segment could not be synced: %s",
                 label_of(self._directory.path),
                 error,
             )

@@ -222,13 +222,17 @@ class Appender(AppendQueue):
             await self._segments.rest(roll=any(roll for _, roll in waiting))
         except StorageError as error:
             failure = error
-        for future, _ in waiting:
-            if future.done():
-                continue
-            if failure is None:
-                future.set_result(None)
-            else:
-                future.set_exception(type(failure)(str(failure)))
+        except BaseException:
+            failure = self._unexpected()
+            raise
+        finally:
+            for future, _ in waiting:
+                if future.done():
+                    continue
+                if failure is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(type(failure)(str(failure)))
 
     # Ending
 

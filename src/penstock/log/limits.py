@@ -14,7 +14,7 @@ class TopicLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     retention_age: float | None = None  # seconds
     retention_bytes: int | None = None
     max_record: int | None = None  # bytes of a record, or of a batch of Kafka's clients
-    start: int = 0  # records before this offset were deleted by hand
+    start: int = 0  # an operator has deleted the records before this offset
 
     def pack(self) -> bytes:
         return pack_checked(msgspec.json.encode(self).decode())

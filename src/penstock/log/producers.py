@@ -7,7 +7,7 @@ history may have expired.
 
 Sequences from `SPARSE` on may leave gaps but must grow. They number something larger than a batch,
 such as the epochs of a Spark query. A sequence below the last one that is not remembered counts as
-stored. Its offsets are unknown, so the answer says 0 records.
+stored. Its offsets are unknown, so the answer has 0 records.
 
 Kafka's idempotent producers share the table. They number records modulo 2^31, and a batch has the
 number of its first record. A repeated batch has the same number and the same count. A new epoch of

@@ -1,7 +1,7 @@
 """Read a topic's files while another process owns them: ranges of records as numpy columns.
 
 For readers on the same host (Spark executors, offline tools) that get the end offset from the
-broker, or that read a directory that no broker has open. The reader writes nothing and takes no
+broker, or that read a directory that no broker has open. The reader writes nothing and needs no
 lock. Meanwhile the owner may roll (`data.log` is renamed), delete or compact segments. If a file is
 gone, or an index does not match its data, the reader lists the directory again. A contradiction
 that remains is `Damaged`. During a swap of segments (a file `swap-...` exists), names and contents

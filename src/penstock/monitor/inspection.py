@@ -32,7 +32,7 @@ PARTITIONS, LIFELINE, WINDOW = sql("partitions"), sql("lifeline"), sql("window")
 BY_TRANSACTION, LETTERS = sql("by_transaction"), sql("dead_letter_groups")
 HISTORY = """
 SELECT floor(extract(epoch FROM minute) / $3)::bigint AS bucket, sum(pushed)::bigint AS pushed,
-       sum(done - dead - dropped)::bigint AS acked, sum(failed)::bigint AS failed,
+       sum(done - dead - dropped)::bigint AS completed, sum(failed)::bigint AS failed,
        sum(dead)::bigint AS dead
   FROM history
  WHERE minute >= to_timestamp($1) AND minute < to_timestamp($2)
@@ -284,13 +284,8 @@ class Inspection:
         return Series(
             [bucket * step * 1000.0 for bucket in buckets],
             {
-                name: [rate(bucket, column) for bucket in buckets]
-                for name, column in (
-                    ("pushed", "pushed"),
-                    ("delivered", "acked"),
-                    ("failed", "failed"),
-                    ("dead", "dead"),
-                )
+                name: [rate(bucket, name) for bucket in buckets]
+                for name in ("pushed", "completed", "failed", "dead")
             },
         )
 

@@ -10,7 +10,8 @@ from penstock.topics.topic import Topic
 
 
 def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
-    """Return the books of each part: accepted = delivered + dead + dropped + waiting (+ skipped).
+    """Return the books of each part: accepted = completed + dead + dropped + waiting (+ skipped).
+    Routes deliver their records instead.
 
     What a group skipped is computed from the other figures, so only a part without it shows that
     its figures, each counted separately, add up.
@@ -22,7 +23,7 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
             {
                 "part": "queues",
                 "accepted": sum(queue.figures.pushed for queue, _ in pairs),
-                "delivered": sum(group.completed for _, group in pairs),
+                "completed": sum(group.completed for _, group in pairs),
                 "dead": sum(group.dead_letters for _, group in pairs),
                 "dropped": sum(group.dropped for _, group in pairs),
                 "waiting": sum(group.waiting for _, group in pairs),

@@ -272,11 +272,11 @@ class Sampler:
         before, self._totals = self._totals, (at, pushed, completed)
         waiting = sum(queue.figures.waiting for queue in self.queues.values())
         if before is None or at <= before[0]:
-            return {"pushed": None, "delivered": None, "waiting": waiting}
+            return {"pushed": None, "completed": None, "waiting": waiting}
         seconds = at - before[0]
         return {
             "pushed": max(0, pushed - before[1]) / seconds,  # a queue may have been deleted
-            "delivered": max(0, completed - before[2]) / seconds,
+            "completed": max(0, completed - before[2]) / seconds,
             "waiting": waiting,
         }
 
@@ -387,8 +387,8 @@ class Sampler:
 def _per_second(minute: Any) -> dict[str, float | None]:
     """Return the rates of a minute; a minute without a row had nothing to count."""
     if minute is None:
-        return {"pushed": 0.0, "delivered": 0.0}
-    return {"pushed": minute["pushed"] / 60, "delivered": minute["completed"] / 60}
+        return {"pushed": 0.0, "completed": 0.0}
+    return {"pushed": minute["pushed"] / 60, "completed": minute["completed"] / 60}
 
 
 def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:

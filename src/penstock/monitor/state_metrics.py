@@ -27,17 +27,25 @@ MAX_SECONDS = 4.0  # longest wait for the database: the other metrics must arriv
 DATABASE = sql("database_figures")
 
 QUEUE_GAUGES: dict[str, tuple[str, Callable[[QueueFigures], float]]] = {
-    "depth": (
+    "waiting": (
         "Messages that the slowest consumer group has not finished, including leased ones",
         lambda q: q.waiting,
     ),
+    "depth": ("Former name of penstock_queue_waiting, for one more release", lambda q: q.waiting),
     "stored": ("Messages stored now, finished or not", lambda q: q.stored),
     "scheduled": ("Delayed messages that are not due yet", lambda q: q.scheduled),
     "leased": ("Messages leased and not yet acknowledged", lambda q: q.leased),
     "dead_letters": ("Dead letters in the queue now", lambda q: q.dead_letters),
 }
 GROUP_GAUGES: dict[str, tuple[str, Callable[[GroupFigures], float]]] = {
-    "lag": ("Messages that the group has not finished, including leased ones", lambda g: g.waiting),
+    "waiting": (
+        "Messages that the group has not finished, including leased ones",
+        lambda g: g.waiting,
+    ),
+    "lag": (
+        "Former name of penstock_queue_group_waiting, for one more release",
+        lambda g: g.waiting,
+    ),
     "leased": ("Messages leased to the group and not yet acknowledged", lambda g: g.leased),
     "dead_letters": ("Dead letters of the group now", lambda g: g.dead_letters),
     "skipped": (

@@ -13,9 +13,11 @@ class WatchedQueue(msgspec.Struct):
     pushed_rate: float | None = None
 
     @property
-    def delivered_rate(self) -> float | None:
+    def completed_rate(self) -> float | None:
         rates = (group.rate or 0.0 for group in self.groups)
         return None if self.pushed_rate is None else sum(rates, 0.0)
+
+    delivered_rate = completed_rate
 
     @property
     def oldest(self) -> float | None:

@@ -54,7 +54,7 @@ class BrokerCaller:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(
-                f"{url!r} is not the URL of a broker: write it as http://HOST:6632"
+                f"{url!r} is not the URL of a broker: write it like http://host:6632"
             )
         self.url = url
         self._host = parts.hostname

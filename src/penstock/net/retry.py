@@ -12,7 +12,7 @@ class Backoff:
         self._next = first
 
     def reset(self) -> None:
-        """Begin with `first` again."""
+        """Start again with the first delay."""
         self._next = self._first
 
     def delay(self) -> float:

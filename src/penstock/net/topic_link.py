@@ -54,7 +54,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         self._patience = patience
         self._token = token
         self._socket: socket.socket | None = None
-        self._ahead: bytes | None = None  # a request that was sent and whose answer is not read yet
+        self._ahead: bytes | None = None  # a request that was sent in advance
 
     def __exit__(self, *failure: object) -> None:
         self.close()
@@ -86,13 +86,16 @@ class TopicLink(AbstractContextManager["TopicLink"]):
     def fetch(
         self, topic: str, start: int, max_bytes: int, *, keyed: bool = False, end: int = 0
     ) -> Fetched:
-        """Return records as a raw log; with `keyed` as record batches, where the topic has them.
-        If more follow before `end`, ask for them already: the broker reads while these are used."""
+        """Return records as a raw log; with `keyed` as record batches, if the topic has them.
+
+        If more records follow before `end`, request them in advance, so that the broker reads them
+        while the caller processes these.
+        """
         flags = frames.LENGTHS | frames.TIMES | (frames.FORMAT if keyed else 0)
         try:
             answer = self.ask(frames.fetch(topic, start, max_bytes, flags=flags))
         except InvalidRequest as error:
-            # A broker of 0.2.0 has no record batches and does not know this flag.
+            # A broker of 0.2.0 has no record batches and rejects this flag.
             if not keyed or frames.UNKNOWN_FLAGS not in str(error):
                 raise
             return self.fetch(topic, start, max_bytes, end=end)
@@ -127,7 +130,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
         while True:
             try:
                 if self._ahead is not None and self._ahead != pieces[0]:
-                    self.close()  # nobody wants that answer any more
+                    self.close()  # drop the answer that was requested in advance
                 connection = self._socket or self._connect()
                 if self._ahead is None:
                     _send(connection, pieces)
@@ -147,8 +150,7 @@ class TopicLink(AbstractContextManager["TopicLink"]):
                 time.sleep(delay)
 
     def _ask_ahead(self, request: bytes) -> None:
-        """Send a request without waiting. If the next one that is asked is the same, it gets the
-        answer."""
+        """Send a request in advance. If the next request is the same, it gets the answer."""
         try:
             _send(self._socket or self._connect(), [request])
             self._ahead = request

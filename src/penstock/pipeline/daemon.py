@@ -34,7 +34,7 @@ def prefer_installed() -> None:
 
 
 def preload(worker: str) -> None:
-    """What a worker of this kind imports, and our sources and sinks."""
+    """Import what a worker of this kind imports, and our sources and sinks."""
     import importlib
 
     importlib.import_module(worker)
@@ -50,8 +50,9 @@ def preload(worker: str) -> None:
 
 @contextlib.contextmanager
 def _without(module: str) -> Iterator[None]:
-    """As if it were not installed: ADBC imports polars where it can, which starts threads, and has
-    no need of it beside pyarrow. Workers may import it all the same."""
+    """Hide a module from imports: ADBC imports polars if it can, which starts threads, and does not
+    need it beside pyarrow. Workers can still import it.
+    """
     if module in sys.modules:
         yield
         return
@@ -63,7 +64,7 @@ def _without(module: str) -> Iterator[None]:
 
 
 def threads() -> list[str]:
-    """The names of all threads but this one, those of C libraries included."""
+    """Return the names of all other threads, including those of C libraries."""
     own = str(threading.get_native_id())
     tasks = Path("/proc/self/task").glob("*")  # none where the directory does not exist
     return [(task / "comm").read_text().strip() for task in tasks if task.name != own]
@@ -81,8 +82,7 @@ def main() -> None:
         os.execv(sys.executable, plain)
     from pyspark.daemon import manager
 
-    # Spark collects garbage after every task of a worker: what was imported need not be gone
-    # through (25 ms each time).
+    # Spark collects garbage after every task: freezing the imported modules saves 25 ms.
     gc.collect()
     gc.freeze()
     manager()

@@ -17,7 +17,7 @@ from penstock.errors import InvalidRequest
 from penstock.net.tls import ca_text
 from penstock.protocol.times import utc_time
 
-BROKER_PATIENCE_SECONDS = 60.0  # for a broker that restarts
+BROKER_PATIENCE_SECONDS = 60.0  # seconds, while a broker restarts
 DATABASE_PATIENCE_SECONDS = 60.0
 MAX_TRIGGER_DELAY_SECONDS = 900.0
 # For transactions that are open when a read is planned; pushes take milliseconds.
@@ -37,7 +37,7 @@ Read = TypeVar("Read", bound="ReachOptions")
 
 @dataclass(frozen=True)
 class Form:
-    """How an option's text becomes its value. A ValueError of `parse` means it is not `wanted`."""
+    """How an option's text is parsed. A ValueError of `parse` means that it is not `wanted`."""
 
     parse: Callable[[str], Any]
     wanted: str
@@ -79,7 +79,7 @@ def _positions(value: str) -> Positions:
 
 
 def _moment(value: str) -> int:
-    """Milliseconds since 1970, given as such or as an ISO time (UTC when it names no zone)."""
+    """Parse a time: milliseconds since 1970, or ISO 8601 (UTC without a zone)."""
     if value.lstrip("-").isdecimal():
         return int(value)
     return round(utc_time(value).timestamp() * 1000)
@@ -146,7 +146,7 @@ def _camel(name: str) -> str:
 
 
 def option_names(kind: type["ReachOptions"]) -> dict[str, str]:
-    """The names of all options of a source or sink, each with its field."""
+    """Return the names of all options of a source or sink, each with its field."""
     return {
         name: one.name
         for one in fields(kind)
@@ -155,7 +155,7 @@ def option_names(kind: type["ReachOptions"]) -> dict[str, str]:
 
 
 def read_options(kind: type[Read], given: Mapping[str, Any]) -> Read:
-    """The options of a source or sink as its struct; InvalidRequest says what is wrong. Names
+    """Parse the options of a source or sink into its struct. Raises InvalidRequest. Names
     are the same in any case. Runs on the driver: what is read from its environment goes to
     executors in the struct."""
     names = option_names(kind)
@@ -177,7 +177,7 @@ def read_options(kind: type[Read], given: Mapping[str, Any]) -> Read:
             parsed = form.parse(text)
         except (ValueError, AttributeError):
             raise InvalidRequest(f"the option {name!r} is {form.wanted}, not {text!r}") from None
-        if text or form is not TEXT:  # an empty text is as good as none
+        if text or form is not TEXT:  # an empty text counts as not given
             earlier = values.get(names[name])
             both = isinstance(earlier, list) and isinstance(parsed, list)
             values[names[name]] = earlier + parsed if both else parsed
@@ -187,17 +187,17 @@ def read_options(kind: type[Read], given: Mapping[str, Any]) -> Read:
 
 
 def default_token(token: str | None) -> str | None:
-    """The token that is given, or else that of the environment."""
+    """Return the given token, or that of the environment."""
     return token or os.environ.get("PENSTOCK_TOKEN") or None
 
 
 def as_text(value: Any) -> str:
-    """An option's value as Spark takes it."""
+    """Format an option's value for Spark."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options as Spark takes them."""
+    """Format options for Spark."""
     return {name: as_text(value) for name, value in options.items()}
 
 
@@ -277,7 +277,7 @@ class TopicSourceOptions(SourceOptions):
                 )
 
     def refuse_end(self) -> None:
-        """Of a stream, which has none."""
+        """Reject the options of an end: a stream has none."""
         times = (self.ending_timestamp, self.ending_offsets_by_timestamp)
         if self.ending_offsets != LATEST or any(time is not None for time in times):
             raise InvalidRequest(
@@ -323,12 +323,12 @@ class SinkOptions(ReachOptions):
 
     @property
     def target(self) -> str:
-        """The topic or queue; "" if rows name their own."""
+        """Return the topic or queue; "" if rows name their own."""
         raise NotImplementedError
 
     @property
     def address(self) -> str:
-        """Where the broker is written to; InvalidRequest if that is not given."""
+        """Return the broker's address for writes. Raises InvalidRequest if it is missing."""
         raise NotImplementedError
 
 

@@ -1,5 +1,4 @@
-"""A pipeline as a file: what it reads, the steps in between, where it writes. YAML, decoded
-strictly.
+"""A pipeline file: its sources, steps and sinks. YAML, decoded strictly.
 
     name: big-orders
     sources:
@@ -84,18 +83,18 @@ class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def static(self) -> bool:
-        """Whether it is a table, which a stream is joined with."""
+        """Return whether it is a table, to join streams with."""
         return self.kind in STATIC
 
     @property
     def default_name(self) -> str:
-        """The view's name when none is given."""
+        """Return the view's name if none is given."""
         name = self.topic or self.queue or "source"
         return name if NAME.fullmatch(name) else "source"
 
     @property
     def title(self) -> str:
-        """What it reads, in words."""
+        """Describe what it reads."""
         return f"{self.kind} {getattr(self, self.kind)}"
 
 
@@ -133,17 +132,17 @@ class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def messages(self) -> bool:
-        """Whether rows become records or messages, each exactly once."""
+        """Return whether rows become records or messages, each exactly once."""
         return self.kind in ("topic", "queue", "route")
 
     @property
     def output_mode(self) -> str:
-        """Which rows of an aggregate a stream gives it: final ones, or all that changed."""
+        """Return which rows of an aggregate it gets: final ones, or all that changed."""
         return "append" if self.mode == "append" else "update"
 
     @property
     def title(self) -> str:
-        """Where it writes, in words."""
+        """Describe where it writes."""
         return f"{self.kind} {getattr(self, self.kind)}"
 
 
@@ -166,7 +165,7 @@ class PipelineFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def views(self) -> dict[str, PipelineSource]:
-        """The sources under the names their views have."""
+        """Return the sources by the names of their views."""
         return {**({self.source.default_name: self.source} if self.source else {}), **self.sources}
 
     @property
@@ -174,23 +173,23 @@ class PipelineFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return {**({MAIN: self.sink} if self.sink else {}), **self.sinks}
 
     def app_id(self, output: str = MAIN) -> str:
-        """Under which an output's rows are recognised when they come again."""
+        """Return the id by which an output's repeated rows are recognised."""
         own = self.appId or self.name
         return own if output == MAIN else f"{own}:{output}"
 
     @property
     def streaming(self) -> bool:
-        """Whether it runs from a checkpoint, as opposed to reading all every time."""
+        """Return whether it runs from a checkpoint, rather than reading everything each time."""
         return self.trigger != "batch"
 
     def view_before(self, step: PipelineStep) -> str:
-        """The view whose rows a Python step gets: of the step before it, or of the last source."""
+        """Return the view that a Python step gets: the step before it, or the last source."""
         number = self.steps.index(step)
         return self.steps[number - 1].name if number else next(reversed(self.views))
 
     @property
     def static(self) -> dict[str, PipelineSource]:
-        """The sources that are tables beside the stream."""
+        """Return the sources that are tables beside the stream."""
         return {name: source for name, source in self.views.items() if source.static}
 
 
@@ -221,7 +220,7 @@ def parse(text: str, where: str = "pipeline") -> PipelineFile:
 
 
 def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
-    """What is wrong. What comes after the first may be due to it."""
+    """Yield the mistakes. Later ones may be consequences of the first."""
     if not pipeline.name.strip():
         yield "a pipeline has a `name`: the broker shows it under it"
     if not pipeline.views:
@@ -310,7 +309,7 @@ def _sink_mistakes(
 
 
 def sink_place(name: str) -> str:
-    """How errors name a sink."""
+    """Return how errors name a sink."""
     return "sink" if name == MAIN else f"sink {name}"
 
 
@@ -352,7 +351,7 @@ def sink_kind(
 def _option_mistakes(
     where: str, kind: type[ReachOptions] | None, given: dict[str, Any], *, streaming: bool = False
 ) -> Iterator[str]:
-    """By the code that reads them on Spark's side."""
+    """Yield mistakes in options, checked by the code that parses them for Spark."""
     try:
         options = read_options(kind, given) if kind is not None else None
         if streaming and isinstance(options, TopicSourceOptions):

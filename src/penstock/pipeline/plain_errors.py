@@ -26,7 +26,7 @@ INTERFACE = (
 
 
 def plain_errors(kind: type[T]) -> type[T]:
-    """Of a class that Spark calls: what its own methods raise is shown without a traceback."""
+    """Decorate a class that Spark calls: errors of its methods are shown without a traceback."""
     for name in INTERFACE:
         if (method := vars(kind).get(name)) is not None:
             setattr(kind, name, _plain(method))

@@ -1,4 +1,4 @@
-"""Where a streaming query stands, in words: which topic or queue, its offsets, how far behind.
+"""Describe the progress of a streaming query: its topic or queue, its offsets, and its lag.
 
 Spark's progress has the offsets of sources as JSON. For ours these say, per topic, the next offset;
 for a queue, the transaction up to which it was read, and with the latest offset how many messages
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Position:
-    """In one topic or queue, after a batch."""
+    """A position in one topic or queue, after a batch."""
 
     name: str  # "topic orders"
     place: str  # "offsets 0 to 99"
@@ -34,7 +34,7 @@ class Position:
 
 
 def positions(sources: Iterable[Any]) -> list[Position]:
-    """Of all topics and queues that a query's progress tells of."""
+    """Return the positions in all topics and queues of a query's progress."""
     result: list[Position] = []
     for source in sources:
         start, end, latest = (
@@ -45,34 +45,34 @@ def positions(sources: Iterable[Any]) -> list[Position]:
 
 
 def in_words(sources: Iterable[Any]) -> str:
-    """One sentence for all sources; empty when none of them is ours."""
+    """Describe all sources in one sentence; empty if none of them is ours."""
     return "; ".join(str(position) for position in positions(sources))
 
 
 def lag_of(sources: Iterable[Any]) -> int | None:
-    """Records and messages behind, over all sources; None when none of them counts."""
+    """Return the lag of all sources in records and messages; None if no source counts."""
     lags = [position.lag for position in positions(sources) if position.lag is not None]
     return sum(lags) if lags else None
 
 
 def rows_of(progress: Any) -> int:
-    """What a batch read."""
+    """Return how many rows a batch read."""
     return int(_sum_of(progress, "numInputRows"))
 
 
 def rate_of(progress: Any) -> float:
-    """Rows per second of a batch."""
+    """Return the rows per second of a batch."""
     return float(_sum_of(progress, "processedRowsPerSecond"))
 
 
 def _sum_of(progress: Any, name: str) -> Any:
-    """A figure of all sources. Spark Connect leaves the sum to its reader."""
+    """Sum a figure over all sources; Spark Connect does not."""
     total = progress[name]
     return sum(one[name] or 0 for one in progress["sources"]) if total is None else total
 
 
 def _decoded(text: Any) -> dict[str, Any]:
-    """An offset; empty when there is none yet, or it is another source's."""
+    """Decode an offset; empty if there is none yet, or it is another source's."""
     try:
         offset = json.loads(text or "null") if isinstance(text, str) else text
     except ValueError:

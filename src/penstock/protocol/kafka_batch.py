@@ -166,18 +166,12 @@ def encode_head(
 ) -> bytes:
     """Return the 61 bytes before the encoded records, which may come in parts."""
     last = count - 1 if last_offset_delta is None else last_offset_delta
-    checked = _CHECKED.pack(attributes, last, *timestamps, *producer, count)
-    crc = crc32c(checked)
+    checked = (attributes, last, *timestamps, *producer, count)
+    crc, length = crc32c(_CHECKED.pack(*checked)), MIN_LENGTH
     for part in records:
         crc = crc32c(part, crc)
-    return b"".join(
-        (
-            ASSIGNED.pack(base_offset, MIN_LENGTH + sum(map(len, records)), leader_epoch),
-            b"\2",
-            _CRC.pack(crc),
-            checked,
-        )
-    )
+        length += len(part)
+    return HEAD.pack(base_offset, length, leader_epoch, MAGIC, crc, *checked)
 
 
 def encode_batch(records: Sequence[NewRecord], timestamp: int, **head: Any) -> bytes:

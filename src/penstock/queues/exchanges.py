@@ -26,7 +26,7 @@ from penstock.queues.calls import AppendArguments, AppendedRow
 from penstock.queues.context import QueueContext
 from penstock.queues.failures import Failures
 from penstock.queues.settling import STATUSES, AckBatch, LeaseMemory
-from penstock.queues.taking import DueHints, Take, TakeBatch, Taken
+from penstock.queues.taking import DueHint, Take, TakeBatch, Taken
 from penstock.queues.types import Ack, AckOutcome, Item
 
 Served = dict[tuple[str, str], int]  # queue, group -> waiting pops that a push took for
@@ -63,7 +63,7 @@ class Exchanges:
             give_back=lambda exchanged: self.give_back(exchanged[1]),
         )
         self._completions: Batcher[UUID, None] = Batcher(self._complete, limit=1000, slots=2)
-        self._hints = DueHints()
+        self._hints: dict[int, DueHint] = {}  # by group; of limited number
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
@@ -93,19 +93,18 @@ class Exchanges:
     async def _exchange(
         self, requests: list[Exchange], again: bool
     ) -> list[Exchanged | PenstockError]:
-        takes = self._batch_of([request.take for request in requests if request.take is not None])
-        if (
-            again and takes.takes
-        ):  # it may have been committed, or be about to; nobody has its leases
-            lost = [take.lease for take in takes.takes]
-            for take in takes.takes:
+        wanted = [request.take for request in requests if request.take is not None]
+        if again and wanted:  # it may have been committed, or be about to; nobody has its leases
+            lost = [take.lease for take in wanted]
+            for take in wanted:
                 take.renew_lease()
             await self._calls.release(lost)
+        takes = TakeBatch(wanted, self._hints, self.memory)
         acks = AckBatch([ack for request in requests for ack in request.acks])
         runs = await acks.arguments(self._catalog, self.memory)
         with self._released_unless_taken(takes):
-            wanted = takes.arguments(self._max_bytes) if takes.takes else None
-            settled, rows = await self._calls.settle_and_take(runs, wanted)
+            arguments = takes.arguments(self._max_bytes) if wanted else None
+            settled, rows = await self._calls.settle_and_take(runs, arguments)
             acked = await acks.results(settled)
             taken = takes.results(rows, self._catalog)
         self.count_and_wake(acks.acks, acked)
@@ -147,11 +146,13 @@ class Exchanges:
         pops = {id(pop.take): pop for pop in self._waiting.claim(items)}
         if not pops:
             return await self._calls.append(arguments)
-        takes = self._batch_of([pop.take for pop in pops.values() if pop.take is not None])
+        wanted = [pop.take for pop in pops.values() if pop.take is not None]
+        takes = TakeBatch(wanted, self._hints, self.memory)
         try:
             with self._released_unless_taken(takes):
-                wanted = takes.arguments(self._max_bytes, hand_over=True)
-                appended, rows = await self._calls.append_and_take(arguments, wanted)
+                appended, rows = await self._calls.append_and_take(
+                    arguments, takes.arguments(self._max_bytes, hand_over=True)
+                )
                 taken = takes.results(rows, self._catalog)
             for take in takes.takes:
                 pop, result = pops[id(take)], taken.get(id(take))
@@ -165,9 +166,6 @@ class Exchanges:
                 if pop.claimed:
                     pop.wake()
         return appended
-
-    def _batch_of(self, takes: list[Take]) -> TakeBatch:
-        return TakeBatch(takes, self._hints, self.memory)
 
     @contextmanager
     def _released_unless_taken(self, takes: TakeBatch) -> Iterator[None]:

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate, chain
 from typing import Any, TypeVar, cast
@@ -93,7 +94,8 @@ class Pusher:
         """Append items, through `fetch` if they are part of a transaction. Look up stale queues and
         try again. With `served`, the first call also takes for waiting pops and counts them there.
         """
-        batch = AppendBatch(items, catalog, self._keys, again)
+        every = range(len(items))
+        batch = AppendBatch(items, catalog, self._keys, again, [None] * len(items), stale=every)
         for attempt in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
@@ -136,33 +138,33 @@ class Pusher:
             self._delayed(dues)
 
 
+@dataclass(slots=True)
 class AppendBatch:
     """The items of a call and their answers. It is sent again while some items are stale."""
 
-    def __init__(
-        self, items: list[Item], catalog: QueueCatalog, keys: EncryptionKeys, again: bool
-    ) -> None:
-        self.answers: list[Any] = [None] * len(items)  # ItemOutcome or PenstockError; None: not yet
-        self.stale: Collection[int] = range(len(items))  # indexes of items without an answer
-        self._items, self._catalog, self._keys = items, catalog, keys
-        self._again = again  # an earlier attempt may have stored them
-        # The order sent: partitions, each with the indexes of its items
-        self._sent: list[tuple[int, list[int]]] = []
-        # (item, earlier item with the same id): the earlier one is answered first
-        self._repeats: list[tuple[int, int]] = []
+    items: list[Item]
+    catalog: QueueCatalog
+    keys: EncryptionKeys
+    again: bool  # an earlier attempt may have stored them
+    answers: list[Any]  # ItemOutcome or PenstockError; None: not yet
+    stale: Collection[int]  # indexes of items without an answer
+    # The order sent: partitions, each with the indexes of its items
+    sent: list[tuple[int, list[int]]] = field(init=False, default_factory=list)
+    # (item, earlier item with the same id): the earlier one is answered first
+    repeats: list[tuple[int, int]] = field(init=False, default_factory=list)
 
     async def arguments(self) -> AppendArguments | None:
         """Return the arguments, sorted by partition; None: there is nothing to send."""
-        items, catalog, partitions = self._items, self._catalog, self._catalog.partitions
+        items, catalog, partitions = self.items, self.catalog, self.catalog.partitions
         logs: dict[Log, dict[str | None, int]] = {}  # the index of each transaction id
-        self._repeats = []
+        self.repeats = []
         for index in self.stale:
             item = items[index]
             first = logs.setdefault((item.queue, item.partition), {}).setdefault(
                 item.transaction_id, index
             )
             if first != index:
-                self._repeats.append((index, first))
+                self.repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
             await catalog.ensure(list(logs), unordered_of(items))
         sealing: set[str] = set()
@@ -170,15 +172,15 @@ class AppendBatch:
             info = catalog.queues.get(queue) or await catalog.queue(queue)
             if info and info.options.encryption_enabled:
                 sealing.add(queue)
-        self.stale, self._sent = [], []
+        self.stale, self.sent = [], []
         for log, ids in logs.items():
             if log in partitions:
-                self._sent.append((partitions[log], list(ids.values())))
+                self.sent.append((partitions[log], list(ids.values())))
             else:
                 self.stale += ids.values()
-        self._sent.sort()
+        self.sent.sort()
         sealed = await self._seal(sealing) if sealing else {}
-        order = [index for _, indexes in self._sent for index in indexes]
+        order = [index for _, indexes in self.sent for index in indexes]
         if not order:
             return None
         batch = [items[index] for index in order]
@@ -191,10 +193,10 @@ class AppendBatch:
         )
         due = _unless_empty([item.due for item in batch])
         return AppendArguments(
-            ids=[partition for partition, _ in self._sent],
-            starts=list(accumulate([len(some) for _, some in self._sent[:-1]], initial=0)),
+            ids=[partition for partition, _ in self.sent],
+            starts=list(accumulate([len(some) for _, some in self.sent[:-1]], initial=0)),
             transactions=array_text([item.transaction_id or "" for item in batch]),
-            checks=[self._again or not one for one in fresh] if True in fresh else [True],
+            checks=[self.again or not one for one in fresh] if True in fresh else [True],
             traces=_unless_empty(
                 [trace_of(item.trace_id) if item.trace_id else None for item in batch]
             ),
@@ -214,13 +216,13 @@ class AppendBatch:
         """
         sealed: dict[int, Sealed] = {}
         work = 0
-        for partition, indexes in self._sent:
-            if self._items[indexes[0]].queue not in queues:
+        for partition, indexes in self.sent:
+            if self.items[indexes[0]].queue not in queues:
                 continue
             try:
                 for index in indexes:
-                    sealed[index] = self._keys.seal(partition, self._items[index])
-                    work += 1 + len(self._items[index].payload) // ENCRYPTED_BYTES
+                    sealed[index] = self.keys.seal(partition, self.items[index])
+                    work += 1 + len(self.items[index].payload) // ENCRYPTED_BYTES
                     if work > SLICE:
                         work = 0
                         await asyncio.sleep(0)
@@ -228,25 +230,25 @@ class AppendBatch:
                 for index in indexes:
                     self.answers[index] = error
                 indexes.clear()
-        self._sent = [one for one in self._sent if one[1]]
+        self.sent = [one for one in self.sent if one[1]]
         return sealed
 
     async def fill(self, appended: AppendedRow) -> None:
         """Fill in answers from the row of `append`. Stale items stay without an answer."""
         stale = list(self.stale)
         begin = rested = 0
-        for partition, indexes in self._sent:
+        for partition, indexes in self.sent:
             end = begin + len(indexes)
-            partition_id, ids = self._catalog.uuids(partition, appended.seqs[begin:end])
+            partition_id, ids = self.catalog.uuids(partition, appended.seqs[begin:end])
             nothing = [None] * len(ids)
             statuses = appended.statuses[begin:end] if appended.statuses else nothing
             dues = appended.due_ats[begin:end] if appended.due_ats else nothing
             for index, message_id, status, due_at in zip(indexes, ids, statuses, dues, strict=True):
-                item = self._items[index]
+                item = self.items[index]
                 if status == "stale":
                     stale.append(index)
                     continue
-                if status == "duplicate" and self._again and item.fresh:
+                if status == "duplicate" and self.again and item.fresh:
                     status = "queued"  # we generated this id, so an earlier attempt stored it
                 self.answers[index] = answer_of(
                     item, index, cast(Status, status or "queued"), message_id, partition_id, due_at
@@ -255,12 +257,12 @@ class AppendBatch:
             if begin - rested >= SLICE:
                 rested = begin
                 await asyncio.sleep(0)
-        for index, first in self._repeats:
+        for index, first in self.repeats:
             answer = self.answers[first]
             if answer is None:
                 stale.append(index)
             elif isinstance(answer, ItemOutcome) and answer.status != "full":
-                item = self._items[index]
+                item = self.items[index]
                 answer = answer_of(item, index, "duplicate", answer.message_id)
                 answer.deliver_at = self.answers[first].deliver_at
             self.answers[index] = answer

@@ -108,7 +108,7 @@ class AckBatch:
 
     def __init__(self, acks: list[Ack]) -> None:
         self.acks = acks
-        self.answers: list[Any] = [None] * len(acks)  # of type AckOutcome at the end
+        self.answers: list[Any] = [None] * len(acks)  # AckOutcome; None: not yet
         self._runs: list[AckRun] = []  # in the order in which they are sent
 
     async def arguments(

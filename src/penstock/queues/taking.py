@@ -67,58 +67,38 @@ class DueHint:
     full_scan_at: float = 0.0  # (monotonic)
 
 
-class DueHints:
-    """The hints of all groups, of limited number."""
-
-    def __init__(self) -> None:
-        self._hints: dict[int, DueHint] = {}
-
-    def since(self, group: int, now: float) -> datetime | None:
-        """Return from which due time on to scan the cursors of a group; None: all of them."""
-        hint = self._hints.get(group)
-        if hint is None:
-            hint = DueHint()
-            remember(self._hints, group, hint)
-        if now < hint.full_scan_at:
-            return hint.since
-        hint.full_scan_at = now + FULL_SCAN_SECONDS
-        return None
-
-    def scanned(self, group: int, since: datetime | None, due_at: datetime) -> None:
-        """Begin later: a scan from `since` came upon a cursor that had become due at `due_at`."""
-        hint = self._hints.get(group)
-        if hint is not None:
-            floor = due_at - SLACK
-            hint.since = floor if since is None else max(floor, since)
-
-    def postpone_full_scan(self, group: int, until: float) -> None:
-        hint = self._hints.get(group)
-        if hint is not None:
-            hint.full_scan_at = until
-
-
+@dataclass(slots=True)
 class TakeBatch:
     """The takes of one call of `take`, and what each of them got."""
 
-    def __init__(self, takes: list[Take], hints: DueHints, memory: LeaseMemory) -> None:
-        self.takes = sorted(takes, key=lambda take: (not take.from_any_partition, take.group_id))
-        self._hints, self._memory = hints, memory
-        self._began = 0.0  # (monotonic)
-        self._since: dict[int, datetime | None] = {}  # by group
+    takes: list[Take]  # in the order in which they are sent
+    hints: dict[int, DueHint]  # of all groups; of limited number
+    memory: LeaseMemory
+    began: float = field(init=False, default=0.0)  # the call (monotonic)
+    since: dict[int, datetime | None] = field(init=False, default_factory=dict)  # by group
 
     def arguments(self, max_bytes: int, *, hand_over: bool = False) -> TakeArguments:
         """Return the arguments of `take`. The call begins now."""
-        takes, self._began = self.takes, time.monotonic()
-        groups = {take.group_id for take in takes}
-        self._since = {group: self._hints.since(group, self._began) for group in groups}
-        simple = all(take.from_any_partition for take in takes)
+        self.began = time.monotonic()
+        self.takes.sort(key=lambda take: (not take.from_any_partition, take.group_id))
+        for group in {take.group_id for take in self.takes}:
+            hint = self.hints.get(group)
+            if hint is None:
+                hint = DueHint()
+                remember(self.hints, group, hint)
+            if self.began < hint.full_scan_at:
+                self.since[group] = hint.since
+            else:
+                self.since[group] = None
+                hint.full_scan_at = self.began + FULL_SCAN_SECONDS
+        simple = all(take.from_any_partition for take in self.takes)
         return TakeArguments(
-            groups=[take.group_id for take in takes],
-            batches=[take.batch for take in takes],
-            leases=[take.lease for take in takes],
-            since=[self._since[take.group_id] for take in takes],
-            partitions=None if simple else [take.partition for take in takes],
-            spans=None if simple else [take.partitions for take in takes],
+            groups=[take.group_id for take in self.takes],
+            batches=[take.batch for take in self.takes],
+            leases=[take.lease for take in self.takes],
+            since=[self.since[take.group_id] for take in self.takes],
+            partitions=None if simple else [take.partition for take in self.takes],
+            spans=None if simple else [take.partitions for take in self.takes],
             max_bytes=max_bytes,
             hand_over=hand_over,
         )
@@ -127,12 +107,12 @@ class TakeBatch:
         """Return what each take got, by its identity. Its rows are together, and the last one has
         an outcome. Leases that can be completed as a whole are remembered.
         """
-        cost = FULL_SCAN_SHARE * (time.monotonic() - self._began)
+        cost = FULL_SCAN_SHARE * (time.monotonic() - self.began)
         if cost > FULL_SCAN_SECONDS:
-            for group, since in self._since.items():
-                if since is None:
-                    until = self._began + min(cost, MAX_FULL_SCAN_SECONDS)
-                    self._hints.postpone_full_scan(group, until)
+            for group, since in self.since.items():
+                if since is None and group in self.hints:
+                    pause = min(cost, MAX_FULL_SCAN_SECONDS)
+                    self.hints[group].full_scan_at = self.began + pause
         results: dict[int, Taken] = {}
         begin = 0
         for end, row in enumerate(rows, 1):
@@ -142,8 +122,10 @@ class TakeBatch:
             messages = [one for one in rows[begin:end] if one["partition_id"] is not None]
             results[id(take)] = Taken(take, messages, row["outcome"], row["wait"])
             begin = end
-            if take.partition is None and row["due_at"] is not None:
-                self._hints.scanned(take.group_id, self._since[take.group_id], row["due_at"])
+            hint = self.hints.get(take.group_id)
+            if take.partition is None and row["due_at"] is not None and hint is not None:
+                floor, since = row["due_at"] - SLACK, self.since[take.group_id]
+                hint.since = floor if since is None else max(floor, since)
             if row["version"] is not None and len(row["seqs"]) <= SLICE:
                 partition = row["partition_id"]
                 lease = AckRun(
@@ -159,5 +141,5 @@ class TakeBatch:
                     partition_name=row["partition"],
                     partition_id=catalog.partition_uuid(partition),
                 )
-                self._memory.add(take.lease_id, lease)
+                self.memory.add(take.lease_id, lease)
         return results

@@ -75,7 +75,7 @@ class AckOutcome(msgspec.Struct, gc=False):
     lease_released: bool | None = None
     dlq: bool = False
     changed: bool = True  # False: it had been answered before, and this changed nothing
-    more: bool = True  # false: nothing is left for the group in the partition; nobody has to look
+    more: bool = True  # false: nothing is left for the group in the partition; no pop has to poll
 
 
 class Extended(msgspec.Struct):

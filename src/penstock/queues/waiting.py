@@ -38,7 +38,9 @@ NOTIFY_SECONDS = 0.02
 # No queue has this name. In a notice it announces a delayed message, with the time at which it is
 # due. Brokers of older releases take it for a queue without waiting pops.
 DELAYED = ""
-NOTIFIED_PARTITIONS = 16  # partitions that may have messages in a notified queue
+# How many parked pops of each group a notice of another broker wakes: it does not say how many
+# partitions have messages. The others poll after `poll_interval` at the latest.
+NOTIFIED_PARTITIONS = 16
 MAX_PAYLOAD_BYTES = 7000
 MAX_HAND_OFFS = 64  # pops of a group that one push may serve
 HELLO_SECONDS = 30.0

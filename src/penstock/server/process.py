@@ -2,7 +2,7 @@
 
 Exit codes: 0 stopped as requested, 1 an unexpected failure, 2 wrong usage or configuration, 3 the
 data directory is in use, 4 the embedded database cannot be started, 5 an address is not available,
-130 stopped at once by a second signal.
+130 stopped immediately by a second signal.
 """
 
 import asyncio
@@ -128,11 +128,8 @@ async def _serve(loaded: Loaded) -> None:
         await stop.wait()
         delay = config.shutdown_delay
         systemd.notify("STOPPING=1")
-        log.info(
-            "stopping: /health/ready answers 503 for %g s, then open requests have %g s to finish",
-            delay,
-            config.shutdown_timeout,
-        )
+        first = f"/health/ready answers 503 for {delay:g} s, then " if delay else ""
+        log.info("stopping: %sopen requests have %g s to finish", first, config.shutdown_timeout)
     finally:
         stopping = time.monotonic()
         await listeners.stop(config.shutdown_timeout, delay, workers.stop())
@@ -147,7 +144,7 @@ def _on_signals() -> asyncio.Event:
 
     def on_signal() -> None:
         if asked.is_set():
-            log.warning("stopped at once by a second signal")
+            log.warning("stopped immediately by a second signal")
             os._exit(INTERRUPTED)
         asked.set()
 

@@ -33,6 +33,7 @@ from penstock.metrics import Metrics
 T = TypeVar("T")
 
 MIN_SESSION, MAX_SESSION = 1.0, 1800.0  # seconds
+MAX_LATE = 0.5  # seconds that a timer may be late before the broker has stood still
 MAX_REBALANCE = 1800.0  # seconds that a member may take to join again
 FIRST_JOINS = 0.25  # seconds that an empty group waits for more members
 MAX_MEMBERS = 1000  # of a group
@@ -357,7 +358,7 @@ class AssignedGroups:
             group.leader = given
         if group.state is GroupState.STABLE and same:
             self._watch(group)
-            # A former leader has nothing to assign, so it is told another leader.
+            # A former leader has nothing to assign, so its answer names another leader.
             return group.joined(former, leader=former_id if was_leader else group.leader)
         return await self._wait_for_generation(group, former)
 
@@ -487,12 +488,18 @@ class AssignedGroups:
         if group.state is GroupState.PREPARING:
             moments.append(group.rebalance_end)
         if moments:
-            delay = max(0.0, min(moments) - self._clock())
-            group.timer = asyncio.get_running_loop().call_later(delay, self._check, group)
+            self._check_at(group, min(moments))
 
-    def _check(self, group: AssignedGroup) -> None:
+    def _check_at(self, group: AssignedGroup, due: float) -> None:
+        delay = max(0.0, due - self._clock())
+        group.timer = asyncio.get_running_loop().call_later(delay, self._check, group, due)
+
+    def _check(self, group: AssignedGroup, due: float) -> None:
         group.timer = None
         now = self._clock()
+        if now - due > MAX_LATE:  # first read what members have sent while the broker stood still
+            self._check_at(group, now + MAX_LATE)
+            return
         for given in [one for one, until in group.pending.items() if until <= now]:
             del group.pending[given]
         silent = [one for one in group.members.values() if not one.waits and one.deadline <= now]

@@ -184,9 +184,7 @@ def _segments_to_compact(topic: Topic, bases: Sequence[int], keep: bytes) -> tup
         )
     first, end = old[0].base, old[-1].end
     if len(keep) * 8 < end - first:
-        raise InvalidRequest(
-            f"{len(keep) * 8} bits do not say which of {end - first} offsets to keep"
-        )
+        raise InvalidRequest(f"{len(keep) * 8} bits are too few for {end - first} offsets")
     if topic.archived_offset is not None and end > topic.archived_offset:
         raise Conflict(
             f"topic {topic.name!r} is archived up to offset {topic.archived_offset}, "

@@ -34,25 +34,12 @@ from penstock.protocol.names import check_name, split_label
 from penstock.topics.assigned_groups import AssignedGroups
 from penstock.topics.group_history import GroupHistory
 from penstock.topics.offsets_journal import CommittedOffset, OffsetsJournal
-from penstock.topics.shared.groups import SharedLease, SharedPosition
+from penstock.topics.shared.groups import OffsetRange, SharedPosition
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.write_claims import WriteClaims
 
 log = logging.getLogger("penstock.topics.groups")
-
-
-@dataclass(slots=True)
-class OffsetRange:
-    """A leased range of a topic: offsets from `start` up to, not including, `end`."""
-
-    start: int
-    end: int
-    lease_id: str
-    expires: float  # on the groups' clock
-    group: str
-    topic: str
-    member: str
 
 
 @dataclass(slots=True)
@@ -340,19 +327,21 @@ class Groups:
 
     async def lease_within(
         self, seconds: float, group: str, topic: str, member: str, max_records: int
-    ) -> OffsetRange | SharedLease | None:
+    ) -> OffsetRange | None:
         """Lease a range; wait up to `seconds` if there is none."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         log = self._store.require(topic)
-        if isinstance(log, SharedLog) and self.shared is not None:
-            self._check_not_assigned(group)
-            return await self.shared.lease_within(seconds, group, log, member, max_records)
-        while (lease := self.lease(group, topic, member, max_records)) is None:
-            if loop.time() >= deadline:
-                break
-            await log.wait_for(log.next_offset, min(1.0, deadline - loop.time()))
-        return lease
+        while True:
+            if isinstance(log, SharedLog) and self.shared is not None:
+                self._check_not_assigned(group)
+                lease = await self.shared.lease(group, log, member, max_records)
+            else:
+                lease = self.lease(group, topic, member, max_records)
+            left = deadline - loop.time()
+            if lease is not None or left <= 0:
+                return lease
+            await log.wait_for(log.next_offset, min(1.0, left))
 
     def lease(
         self,
@@ -431,7 +420,7 @@ class Groups:
             await self._journal.flush()
         return cursor.committed
 
-    async def renew_on(self, topic: str, lease_id: str) -> OffsetRange | SharedLease:
+    async def renew_on(self, topic: str, lease_id: str) -> OffsetRange:
         """Renew a lease on a local or a shared topic."""
         if self.shared is not None and self._store.is_shared(topic):
             return await self.shared.renew(lease_id)

@@ -239,7 +239,7 @@ class TopicMoves:
         return rows
 
     async def _copy(self, move: TopicMove) -> bool:
-        """Copy what is not copied yet. False: the copy is visible already."""
+        """Copy the remaining records. Return False if the copy is visible already."""
         rows = await self._begin(move.topic)
         if not all(row["moving"] for row in rows):
             return False

@@ -163,7 +163,7 @@ class Scrub:
         self._asked.clear()
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for `seconds`, or until someone asks for a pass."""
+        """Wait for `seconds`, or until a pass is requested."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._asked.wait()

@@ -52,6 +52,6 @@ async def test_tls_with_a_certificate_and_a_new_one_without_a_restart(scratch: P
         plain.send(post("/echo", b"plain"))
         assert (
             await plain.reply()
-        ).body == b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
+        ).body == b'{"error":"This port uses TLS: use https:// or wss://."}\n'
         assert await plain.ended() == b""
         await plain.close()

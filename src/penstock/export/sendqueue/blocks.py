@@ -127,7 +127,7 @@ def encode_header(block: Block) -> bytes:
 
 
 def block_length(data: bytes | memoryview, at: int) -> int:
-    """Return the total length of the block at `at`. Raise Damaged if there is no header."""
+    """Return the total length of the block at `at`. Raise Damaged if the header is invalid."""
     if len(data) - at < HEADER_SIZE:
         raise Damaged("no whole block header")
     length, magic, _ = HEAD.unpack_from(data, at)

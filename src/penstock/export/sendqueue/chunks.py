@@ -180,7 +180,7 @@ class Chunks:
             self._unsynced += parts
 
     def _cut(self, chunk: BlockFile) -> None:
-        """Truncate the file to the chunk's size. If that fails, the chunk takes no more data."""
+        """Truncate the file to the chunk's size. If that fails, the chunk accepts no more data."""
         self._synced = min(self._synced, chunk.size)
         try:
             if self._file is None:

@@ -239,7 +239,7 @@ class FastQueue:
                 or self._clock.steady() - oldest.enqueued / 1e6 >= self.options.stale_flush
             ):
                 self._writer.spill_soon()
-                await self._writer.idle()
+                await self._writer.wait_until_idle()
             await store.tick()
             if not self.memory.unwritten:
                 store.failing = None
@@ -271,7 +271,7 @@ class FastQueue:
         """Write out memory, sync, save metadata (so that the next start needs no scan), unlock."""
         if self._writer.closed:
             return
-        await self._writer.idle()
+        await self._writer.wait_until_idle()
         self._writer.closed = True
         store = self.store
         if store is None:

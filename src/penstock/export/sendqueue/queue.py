@@ -38,7 +38,7 @@ from penstock.io.tasks import RETRY_SECONDS, cancelled, supervised
 log = logging.getLogger("penstock.export")
 ROOM_POLL_SECONDS = 1.0  # between two checks of the disk while a push waits for room
 PUSH_POLL_SECONDS = 5.0
-DEFAULT_SHARE = 0.10  # of memory, for the memory layer, when memory_percent says nothing
+DEFAULT_SHARE = 0.10  # of memory, for the memory layer, if memory_percent is not set
 CHUNKS_PER_QUEUE = 8  # dropping the oldest chunk must not drop most of the queue
 
 
@@ -206,7 +206,7 @@ class SendQueue:
         """Write memory to the chunks, if the disk allows it. Return the end of the stream."""
         return await self._fast.write_out()
 
-    async def room(self, size: int) -> None:
+    async def wait_for_room(self, size: int) -> None:
         """Wait until about `size` bytes fit. Sources use it before they take leases that expire."""
         while not self._stopping and not (self._fits(1, size) and self._disk_takes(size)):
             self._room.clear()
@@ -264,7 +264,7 @@ class SendQueue:
 
     # Taking
 
-    async def available(self) -> bool:
+    async def wait_for_block(self) -> bool:
         """Wait until there is a block to take, or the queue is stopping (False). Takes nothing."""
         while not self._stopping:
             if self._fast.waiting:

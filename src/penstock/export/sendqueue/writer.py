@@ -111,7 +111,7 @@ class ChunkWriter:
         self._spill_wanted = True
         self._start()
 
-    async def idle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until there is nothing to write, or the disk refuses writes."""
         if self._task is not None:
             await self._task

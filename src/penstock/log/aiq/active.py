@@ -310,7 +310,7 @@ class ActiveAiqSegment(OpeningSegment):
         noted = directory.read_metadata()
         if noted != end:
             if noted is None or (checkpoint is not None and checkpoint.state == CLEAN):
-                directory.report("repaired", f"{METADATA} said {noted}, the next offset is {end}")
+                directory.report("repaired", f"{METADATA} had {noted}, the next offset is {end}")
             directory.fs.replace(directory.path / METADATA, pack_metadata(end), sync=False)
 
 

@@ -64,7 +64,7 @@ def encode_table(payloads: np.ndarray) -> Bytes:
 
 @lru_cache(maxsize=64)
 def _prefixes(low: int, high: int, size: int) -> np.ndarray:
-    """Return what stands before the values of these records: an item each."""
+    """Return the bytes before the value of each of these records."""
     first = np.frombuffer(plain_prefix(low, size), np.uint8)
     rows = np.tile(first, (high - low, 1))
     width = len(varint(low))

@@ -56,33 +56,36 @@ class BatchFormat(SegmentFormat):
 
     def add(self, write: Write, content: Content, producer: AnyProducer | None) -> None:
         first, epoch = write.first + write.count, int(write.count > 0)
+        chunks: list[Bytes]
         if isinstance(content, ReadyBatch):
             head = content.head
-            assigned = ASSIGNED.pack(first, head.length, epoch)
-            chunks: list[Bytes] = [assigned, content.data[MAGIC_AT:]]
-            time = max(0, head.max_timestamp) * 1000
-            _add(write, chunks, head.records, head.size, time)
-            return
-        now = write.time // 1000
-        header = None
-        if isinstance(producer, Producer):
-            header = producer_header(producer.id, producer.sequence)
-        if isinstance(content, Records):
-            times = [now if one.timestamp is None else one.timestamp for one in content.records]
-            records = _encode_records(content.records, times, header)
-            count, timestamps = len(times), (times[0], max(times))
+            count, newest = head.records, head.max_timestamp
+            chunks = [ASSIGNED.pack(first, head.length, epoch), content.data[MAGIC_AT:]]
         else:
-            records, count = _encode_payloads(content, header)
-            timestamps = (now, now)
-        fixed = encode_head(
-            records,
-            count,
-            base_offset=first,
-            timestamps=timestamps,
-            leader_epoch=epoch,
-        )
-        size = HEAD_SIZE + sum(map(len, records))
-        _add(write, [fixed, *records], count, size, max(0, timestamps[1]) * 1000)
+            oldest = newest = write.time // 1000
+            header = None
+            if isinstance(producer, Producer):
+                header = producer_header(producer.id, producer.sequence)
+            if isinstance(content, Records):
+                times = [
+                    newest if one.timestamp is None else one.timestamp for one in content.records
+                ]
+                chunks, count = _encode_records(content.records, times, header), len(times)
+                oldest, newest = times[0], max(times)
+            else:
+                chunks, count = _encode_payloads(content, header)
+            fixed = encode_head(
+                chunks,
+                count,
+                base_offset=first,
+                timestamps=(oldest, newest),
+                leader_epoch=epoch,
+            )
+            chunks = [fixed, *chunks]
+        size = sum(map(len, chunks))
+        time = newest * 1000 if newest > 0 else 0
+        write.batches.append(StoredBatch(first, first + count, count, size, time))
+        write.add({DATA: chunks}, count, size)
 
     def rebase(self, writes: Sequence[Write]) -> Mapping[str, Sequence[Bytes]]:
         if not writes:
@@ -163,12 +166,6 @@ class BatchFormat(SegmentFormat):
 
 
 BATCHES = BatchFormat()
-
-
-def _add(write: Write, chunks: list[Bytes], count: int, size: int, time: int) -> None:
-    first = write.first + write.count
-    write.batches.append(StoredBatch(first, first + count, count, size, time))
-    write.add({DATA: chunks}, count, size)
 
 
 def _index_at(segment: Segment, mark: Mark) -> bytes:

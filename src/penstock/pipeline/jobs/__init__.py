@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-Say = Callable[[str], None]  # what a job tells of its progress
+Say = Callable[[str], None]  # called with a job's progress
 
 
 def quiet(_: str) -> None:
-    """For those who do not ask."""
+    """Ignore the progress."""

@@ -60,14 +60,14 @@ from penstock.pipeline.sources.topic_catalog import Topics
 
 log = logging.getLogger("penstock.pipeline")
 
-COMPRESSED = 3  # what Parquet makes of raw log bytes, roughly; only decides on the size of tasks
+COMPRESSED = 3  # approximate compression by Parquet; only determines the size of tasks
 RECORDS_PER_STEP = 20_000_000
 RECORDS_PER_TASK = (50_000, 2_000_000)  # least and most
 
 
 @dataclass
 class Origin:
-    """What is archived, and how to reach it."""
+    """The source of an archive, and how to reach it."""
 
     topic: str | None = None
     queue: str | None = None
@@ -100,7 +100,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Payloads:
-    """What becomes of payloads beside being archived as they are."""
+    """How payloads are processed, besides being archived unchanged."""
 
     schema: str | None = None  # columns: DDL, `infer`, or None for those that the table has
     dead_letter: str | None = None  # the topic that gets a copy of records that do not fit
@@ -110,8 +110,9 @@ class Payloads:
 
 @dataclass
 class ArchiveResult:
-    """What a run did. Rows and files are those of all partitions, position and version those of
-    partition 0."""
+    """The result of a run. Rows and files are those of all partitions, position and version those
+    of partition 0.
+    """
 
     kind: str
     name: str
@@ -126,7 +127,7 @@ class ArchiveResult:
 
 @dataclass
 class ArchiveStep:
-    """What one commit adds."""
+    """The rows that one commit adds."""
 
     read: dict[str, str]  # options of the source
     identity: str  # of the source: a topic's incarnation; see `queue_identity`
@@ -152,7 +153,7 @@ class Archiver:
         self.upkeep = upkeep or Upkeep(FILE_BYTES)
 
     def partitions(self) -> "list[Archiver]":
-        """An archiver for each partition of the topic, this one first; a queue has one."""
+        """Return an archiver per partition of the topic, this one first; a queue has one."""
         if not self.origin.topic:
             return [self]
         with closing(Topics(read_options(TopicSourceOptions, self.origin.options()))) as topics:
@@ -166,13 +167,13 @@ class Archiver:
         return other
 
     def position(self, label: str | None = None) -> int | None:
-        """Where the next run begins, in the partition with this label; None before the first."""
+        """Return where the next run begins in this partition; None before the first run."""
         table = self.table if label is None else LakeTable(self.target, "topic", label)
         snapshot = table.open()
         return None if snapshot is None else snapshot.position
 
     def run_all(self, spark: Any, say: Say = quiet) -> ArchiveResult:
-        """Archive all there is now of every partition."""
+        """Archive everything that every partition has now."""
         done, *others = (one.run(spark, say) for one in self.partitions())
         for other in others:
             done.rows += other.rows
@@ -181,13 +182,13 @@ class Archiver:
         return done
 
     def run(self, spark: Any, say: Say = quiet) -> ArchiveResult:
-        """Archive all there is now of this partition. Safe to kill at any moment."""
+        """Archive everything that this partition has now. Safe to kill at any moment."""
         spark = activate(spark)
         done = ArchiveResult(self.origin.kind, self.origin.name)
         snapshot = self.table.open()
         refuse_old(self.table, snapshot)
         remove_old(self.table, snapshot)
-        self.report_misfits(spark, snapshot)  # of a run that was killed before it did
+        self.report_misfits(spark, snapshot)  # left by a killed run
         for step in self.plan(snapshot):
             snapshot = snapshot or self.create(step)
             files, snapshot = self.append(spark, snapshot, step)
@@ -199,7 +200,7 @@ class Archiver:
             self.report_misfits(spark, snapshot)
         if snapshot is not None:
             if not done.rows:
-                self.mark(snapshot)  # the run before may have been killed before it did
+                self.mark(snapshot)  # the previous run may have been killed before this
             done.position, done.version = snapshot.position, snapshot.version
             done.files = len(snapshot.files())
         return done
@@ -222,7 +223,7 @@ class Archiver:
     def append(
         self, spark: Any, snapshot: Snapshot, step: ArchiveStep
     ) -> tuple[list[DataFile], Snapshot]:
-        """One step: tasks write files, then they are committed."""
+        """Archive one step: tasks write files, which are then committed."""
         run = new_run()
         frame = self.frame(spark, {**self.origin.options(), **step.read})
         typed = TypedColumns.of(snapshot, self.table.kind)
@@ -254,14 +255,14 @@ class Archiver:
         return [DataFile(*row) for row in frame.mapInArrow(writer, FILES_DDL).collect()]
 
     def mark(self, snapshot: Snapshot) -> None:
-        """The broker may delete what is archived."""
+        """Tell the broker what is archived, so that retention may delete it."""
         o = self.origin
         if o.topic and o.url and snapshot.position is not None:
             with BrokerCaller(o.url, token=o.token, patience=BROKER_PATIENCE_SECONDS) as caller:
                 try:
                     body = {"offset": snapshot.position}
                     caller.json("PUT", resource("/topics", o.topic, "archived"), body)
-                except Conflict as error:  # a run that began later was faster
+                except Conflict as error:  # a later run was faster
                     log.info("%s", error)
 
     def report_misfits(self, spark: Any, snapshot: Snapshot | None) -> None:
@@ -271,19 +272,19 @@ class Archiver:
             write_dead_letters(spark, self.table, snapshot, self.payloads.dead_letter, reach)
 
     def maintain(self, spark: Any) -> Maintained:
-        """Do the upkeep of every partition's table."""
+        """Maintain every partition's table."""
         done = Maintained()
         for table in self.tables():
             done.add(maintain(table, self.upkeep, self.merger(spark)))
         return done
 
     def compact(self, spark: Any) -> int:
-        """Merge small files only; how many there were."""
+        """Merge small files only. Returns how many there were."""
         merger, size = self.merger(spark), self.upkeep.file_bytes
         return sum(compact(table, size, merger) for table in self.tables())
 
     def tables(self) -> list[LakeTable]:
-        """The tables of all partitions that are archived; the broker is not asked."""
+        """Return the tables of all archived partitions, without asking the broker."""
         if not self.origin.topic:
             return [self.table]
         labels = archived_partitions(self.target, self.origin.topic)
@@ -293,7 +294,7 @@ class Archiver:
         return partial(merged_by_tasks, spark)
 
     def convert(self) -> int:
-        """Make an archive of an earlier release a table; how many files it has."""
+        """Convert an archive of an earlier release to a table. Returns its number of files."""
         return convert(self.table)
 
 
@@ -307,7 +308,7 @@ def archive(
     convert_old: bool = False,
     say: Say = quiet,
 ) -> ArchiveResult:
-    """Archive all there is of a topic or a queue now, then do the upkeep."""
+    """Archive everything that a topic or a queue has now, then maintain the table."""
     archiver = Archiver(target, origin, upkeep, payloads)
     converted = archiver.convert() if convert_old else 0
     spark = activate(spark)
@@ -319,7 +320,7 @@ def archive(
 def topic_steps(
     given: dict[str, str], snapshot: Snapshot | None, file_bytes: int
 ) -> Iterator[ArchiveStep]:
-    """Ranges of offsets, from where the table ends to where the topic ends now."""
+    """Yield ranges of offsets from the end of the table to the current end of the topic."""
     name = given["topic"]
     with closing(Topics(read_options(TopicSourceOptions, given))) as topics:
         state = topics.state(name)
@@ -390,7 +391,7 @@ def read_archive(
 
 
 def archived_rows(spark: Any, target: str, origin: Origin) -> Any:
-    """The archived rows of a queue or of one partition of a topic."""
+    """Return the archived rows of a queue or of one partition of a topic."""
     table = LakeTable(target, origin.kind, origin.name)
     snapshot = table.open()
     if (snapshot is None or snapshot.position is None) and old_archive(table) is not None:

@@ -36,7 +36,7 @@ class DirectoryEntry:
 
 @dataclass
 class Manifest:
-    """What an archive holds of one topic or queue, and where the next run begins."""
+    """The files archived of one topic or queue, and where the next run begins."""
 
     # topic or queue, or compacted: a snapshot of a topic (see `penstock.pipeline.jobs.compact`)
     kind: str
@@ -61,15 +61,15 @@ class Lake:
             self._fs, self._base = fs.FileSystem.from_uri(self.root)
 
     def url(self, path: str) -> str:
-        """The address for Spark of a path below the root."""
+        """Return the address for Spark of a path below the root."""
         return f"{self.root}/{path}"
 
     def folder(self, kind: str, name: str) -> str:
-        """The directory of a topic's or queue's files, below the root."""
+        """Return the directory of a topic's or queue's files, below the root."""
         return f"{kind}={quote(name, safe='')}"
 
     def manifest(self, kind: str, name: str) -> Manifest:
-        """What the archive holds of this topic or queue; an empty manifest for nothing."""
+        """Return the manifest of a topic or queue; an empty one if it is not archived."""
         try:
             with self._fs.open_input_stream(f"{self._base}/{manifest_path(kind, name)}") as file:
                 return parse_manifest(kind, name, file.read())
@@ -87,7 +87,7 @@ class Lake:
         return sorted(names)
 
     def require(self, kind: str, name: str) -> Manifest:
-        """The manifest of what must be there; NotFound says what the archive holds instead."""
+        """Return an existing manifest. Raises NotFound, which names what the archive has."""
         manifest = self.manifest(kind, name)
         if not manifest.files:
             names = ", ".join(f"{k} {n}" for k, n in self.names()) or "nothing"
@@ -95,7 +95,7 @@ class Lake:
         return manifest
 
     def replace(self, manifest: Manifest) -> None:
-        """Make the manifest count, atomically: written beside, then moved over the old one."""
+        """Replace the manifest atomically: write a new file, then rename it over the old one."""
         path = f"{self._base}/{manifest_path(manifest.kind, manifest.name)}"
         self._fs.create_dir(f"{self._base}/_archive", recursive=True)
         beside = f"{path}.{uuid.uuid4().hex}"
@@ -104,12 +104,12 @@ class Lake:
         self._fs.move(beside, path)
 
     def staging(self) -> tuple[str, str]:
-        """A fresh directory for a run: its name, and its address for Spark."""
+        """Create a directory for a run. Returns its name, and its address for Spark."""
         run = uuid.uuid4().hex
         return run, self.url(f"_staging/{run}")
 
     def take_in(self, run: str, kind: str, name: str) -> list[str]:
-        """Move a run's files into place; their paths below the root."""
+        """Move a run's files into place. Returns their paths below the root."""
         moved: list[str] = []
         source = f"{self._base}/_staging/{run}"
         folder = self.folder(kind, name)
@@ -135,13 +135,13 @@ class Lake:
         return strays
 
     def _files(self, directory: str) -> list[Any]:
-        """Those at any depth; none when the directory does not exist."""
+        """Return the files at any depth; none if the directory does not exist."""
         selector = fs.FileSelector(directory, recursive=True, allow_not_found=True)
         infos = self._fs.get_file_info(selector)
         return [info for info in infos if info.type == fs.FileType.File]
 
     def describe(self, path: str, column: str) -> DirectoryEntry:
-        """Rows, size and the range of a column, from the file's footer alone."""
+        """Return rows, size and the range of a column from the file's footer."""
         with self._fs.open_input_file(f"{self._base}/{path}") as file:
             footer = parquet.read_metadata(file)
             size = file.size()
@@ -155,7 +155,7 @@ def manifest_path(kind: str, name: str) -> str:
 
 
 def parse_manifest(kind: str, name: str, stored: bytes) -> Manifest:
-    """A manifest as it is stored; Damaged when it is none."""
+    """Decode a stored manifest. Raises Damaged if it is not valid."""
     try:
         fields = json.loads(stored)
         files = [DirectoryEntry(**entry) for entry in fields["files"]]

@@ -113,8 +113,8 @@ def _compact_one(source: KeyedRecords, options: CompactOptions) -> Compacted:
 
 
 def read_compacted(spark: Any, root: str, topic: str) -> Any:
-    """The rows of the snapshots of all partitions: key, offset, timestamp, payload; exactly those
-    that the manifests list.
+    """Return the rows of the snapshots of all partitions that the manifests list: key, offset,
+    timestamp, payload.
     """
     lake = Lake(root)
     labels = [

@@ -1,4 +1,5 @@
-"""compact in place: which offsets of the sealed segments stay; the broker swaps them.
+"""compact in place: compute which offsets of sealed segments stay; the broker rewrites the
+segments.
 
 The broker has the bytes, so the job only sends which offsets stay, a bit each, for neighbouring
 sealed segments (`POST /topics/{topic}/compact`). Only sealed segments are read: a power failure
@@ -28,7 +29,7 @@ class Kept:
         self._buckets = buckets
 
     def between(self, start: int, end: int) -> npt.NDArray[np.uint8]:
-        """A 1 for each offset from `start` to `end` that stays."""
+        """Return one bit per offset from `start` to `end`, 1 for those that stay."""
         flags = np.zeros(end - start, np.uint8)
         for bucket in range(start // BUCKET_OFFSETS, -(-end // BUCKET_OFFSETS)):
             if (packed := self._buckets.get(bucket)) is not None:
@@ -43,7 +44,7 @@ class Kept:
 
 
 def _groups(sealed: list[Any], kept: Kept, target: int) -> list[list[Any]]:
-    """Neighbouring segments whose compacted forms fit into one of about `target` bytes."""
+    """Group neighbouring segments whose compacted records fit into about `target` bytes."""
     groups: list[list[Any]] = []
     size = 0.0
     for segment in sealed:
@@ -93,7 +94,7 @@ def in_place(
         return done
     kept = _plan(source, done, tombstone_seconds)
     there, stored = (sum(segment[name] for segment in sealed) for name in ("records", "bytes"))
-    if done.records_before != there:  # whatever was not judged would be removed
+    if done.records_before != there:  # offsets that were not examined would be removed
         raise Conflict(
             f"topic {source.topic!r}: {done.records_before} records were read where its segments "
             f"have {there}: they changed meanwhile, or cannot be read whole. Nothing was done; run "
@@ -119,7 +120,7 @@ def in_place(
 
 
 def _plan(source: KeyedRecords, done: Compacted, tombstone_seconds: float) -> Kept:
-    """Which offsets stay, and the counts of that."""
+    """Return the offsets that stay, with the counts."""
     oldest = time.time() - tombstone_seconds
     latest = latest_rows(source.rows(done.first, done.end), "size")
     # Readers that are behind must meet the tombstone, so it stays a while; and a log ends with a

@@ -1,4 +1,4 @@
-"""dlq-report: what went wrong how often. Dead letters by error and queue, with samples, over time.
+"""dlq-report: count dead letters by error and queue over time, with samples.
 
 Errors are distinguished by their text without what differs from one message to the next: ids,
 hexadecimal numbers, times, addresses and numbers become placeholders; of a Python traceback the
@@ -80,7 +80,7 @@ class Sample:
 
 @dataclass
 class ErrorKind:
-    """Dead letters of one queue that failed alike."""
+    """Dead letters of one queue with the same kind of error."""
 
     error: str
     queue: str
@@ -94,7 +94,7 @@ class ErrorKind:
 
 @dataclass
 class Letters:
-    """The dead letters of a time, by kind."""
+    """The dead letters of a period, by kind."""
 
     since: datetime
     until: datetime
@@ -201,7 +201,7 @@ def _collect(
 
 
 def signature(column: str) -> str:
-    """A SQL expression: the error's text without what makes each one different."""
+    """Return a SQL expression: the error's text without ids, numbers and times."""
     lines = f"split(trim({column}), '\\n')"
     line = f"trim(element_at({lines}, IF(startswith({column}, 'Traceback'), -1, 1)))"
     for pattern, replacement in PATTERNS:

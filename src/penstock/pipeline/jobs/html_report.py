@@ -73,7 +73,7 @@ def write(report: HtmlReport, html: str | Path) -> None:
 
 
 def top(series: dict[str, list[float | None]], ranks: list[str]) -> list[ChartSeries]:
-    """The first of the ranks, the rest added up: nobody can read forty lines."""
+    """Return the largest series and the sum of the rest, since forty lines are unreadable."""
     shown = [ChartSeries(label, series[label]) for label in ranks[:MAX_SERIES] if label in series]
     rest = [series[label] for label in series if label not in ranks[:MAX_SERIES]]
     if rest:
@@ -83,7 +83,7 @@ def top(series: dict[str, list[float | None]], ranks: list[str]) -> list[ChartSe
 
 
 def colors(panels: Iterable[Panel]) -> dict[str, str]:
-    """A colour for each label, the same in all panels."""
+    """Assign a colour to each label, the same in all panels."""
     labels = dict.fromkeys(series.label for panel in panels for series in panel.series)
     labels.pop(OTHERS, None)
     return {OTHERS: GREY, **{label: _color(number) for number, label in enumerate(labels)}}
@@ -97,7 +97,7 @@ def _color(number: int) -> str:
 
 
 def fit(since: datetime, until: datetime, moments: Iterable[datetime]) -> tuple[datetime, datetime]:
-    """The part of the time in which something happened, with some room; all if that is most."""
+    """Return the part of the period with activity, with a margin; all of it if that is most."""
     inside = [at for at in moments if since <= at <= until]
     if not inside:
         return since, until
@@ -130,7 +130,7 @@ def to_html(report: HtmlReport) -> str:
 
 
 def _figures(report: HtmlReport) -> str:
-    """The values for the pointer, by panel. Text of users cannot end the script element."""
+    """Return the values shown at the pointer, by panel, safe inside a script element."""
     figures = {
         "times": [f"{at.astimezone(UTC):%b %d %H:%M}" for at in report.times],
         "panels": [
@@ -179,7 +179,7 @@ def _table(table: ReportTable) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes for people: 1.5 KiB."""
+    """Format bytes: 1.5 KiB."""
     if count is None:
         return "–"
     for limit, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
@@ -189,7 +189,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people: 196 ms, 3 h."""
+    """Format seconds: 196 ms, 3 h."""
     if seconds is None:
         return "–"
     for limit, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
@@ -203,13 +203,13 @@ def short(text: str, most: int) -> str:
 
 
 def bins(since: datetime, until: datetime, most: int = 180) -> tuple[int, str]:
-    """The shortest step in seconds that makes at most so many, and what to call it."""
+    """Return the shortest step that makes at most this many intervals, and its name."""
     length = (until - since).total_seconds()
     return next((one for one in INTERVALS if length / one[0] <= most), INTERVALS[-1])
 
 
 def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
-    """When each step begins, from the one that holds `since` up to `until`."""
+    """Return when each step begins, from the one that contains `since` up to `until`."""
     first, last = int(since.timestamp()) // step * step, until.timestamp()
     return [
         datetime.fromtimestamp(at, UTC) for at in range(first, int(last) + (last % 1 > 0), step)
@@ -217,7 +217,7 @@ def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
 
 
 def check_target(html: str | Path | None) -> None:
-    """Before the long work: may the file be written?"""
+    """Check that the file can be written, before the long computation."""
     if html is not None and not Path(html).parent.is_dir():
         raise Unavailable(f"{html} cannot be written: there is no directory {Path(html).parent}")
 

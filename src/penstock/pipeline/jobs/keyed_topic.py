@@ -1,6 +1,4 @@
-"""A topic by key: how a record tells its key, and the latest record of each. What the ways of
-`compact` share.
-"""
+"""Find the key of each record and the latest record per key: shared by all ways of `compact`."""
 
 import hashlib
 import json
@@ -24,7 +22,7 @@ RECORD_OVERHEAD_BYTES = 12 + 16  # header and index row of a record
 
 @dataclass(frozen=True)
 class Keys:
-    """How a record tells its key, and whether it deletes it."""
+    """How to read a record's key, and whether the record deletes it."""
 
     path: str | None = None
     sql: str | None = None
@@ -46,7 +44,7 @@ class Keys:
 
     @property
     def digest(self) -> str:
-        """Tells these keys and tombstones from others, in identities and manifests."""
+        """Identify this choice of keys and tombstones in identities and manifests."""
         parts = (self.path, self.sql, self.tombstone_path, self.tombstone_sql)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
@@ -87,8 +85,9 @@ class Keys:
 
 @dataclass
 class Compacted:
-    """What was, or would be, done. Records that are left out are superseded, or tombstones.
-    `first` and `end` are those of partition 0, the rest is the sum over all partitions."""
+    """The counts of a compaction or of a dry run. Records that are left out are superseded, or
+    tombstones. `first` and `end` are those of partition 0, the rest is the sum over all partitions.
+    """
 
     topic: str
     to: str
@@ -131,7 +130,7 @@ class KeyedRecords:
         self.state = self.describe()
 
     def ask(self, method: str, *path: str, body: Any = None, timeout: float = 60.0) -> Any:
-        """Ask the broker about this topic; may be sent twice."""
+        """Send a request about this topic, which may be repeated."""
         return self.caller.json(
             method, resource("/topics", self.topic, *path), body, timeout=timeout
         )
@@ -140,7 +139,7 @@ class KeyedRecords:
         return self.ask("GET")
 
     def rows(self, start: int, end: int) -> Any:
-        """The records in [start, end) with their keys."""
+        """Return the records in [start, end) with their keys."""
         offsets = {
             "topic": self.topic,
             "firstPartition": "true",

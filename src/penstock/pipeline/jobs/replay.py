@@ -96,7 +96,7 @@ def replay(spark: Any, options: ReplayOptions, say: Say = quiet) -> Replayed:
 
 
 def _partitions(options: ReplayOptions) -> list[str]:
-    """The labels of the partitions that are replayed, one after the other."""
+    """Return the labels of the partitions to replay, one after another."""
     if options.archive:
         return archived_partitions(options.archive, options.topic)
     with closing(Topics(read_options(TopicSourceOptions, _reach(options)))) as topics:

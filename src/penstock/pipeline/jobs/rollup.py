@@ -1,4 +1,4 @@
-"""rollup: what happened, minute by minute, of every queue, group and topic, into the table behind
+"""rollup: figures per minute of every queue, group and topic, for the table behind
 /api/v1/analytics.
 
     topics   records and bytes by append time, read through the topic source
@@ -156,7 +156,7 @@ def _window(
     ((now,),) = postgres.rows("SELECT clock_timestamp()")
     end = minute_of(now)
     if until:
-        # the minute that runs, when it is asked for
+        # the current minute, if it is requested
         end = min(minute_of(moment(until, now, "until")), end + MINUTE)
     if since:
         return minute_of(moment(since, now, "since")), end

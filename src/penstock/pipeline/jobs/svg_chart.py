@@ -46,7 +46,7 @@ class Panel:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing but zeros and gaps to draw."""
+        """Return whether there are only zeros and gaps."""
         return not any(value for series in self.series for value in series.values)
 
 
@@ -66,16 +66,16 @@ class Chart:
 
     @property
     def _slot(self) -> float:
-        """The width of one time."""
+        """Return the width of one time step."""
         return (WIDTH - LEFT - RIGHT) / max(1, len(self.times))
 
     def _x(self, index: float) -> float:
-        """The middle of a time."""
+        """Return the middle of a time step."""
         return LEFT + self._slot * (index + 0.5)
 
     @cached_property
     def _y_ticks(self) -> list[float]:
-        """Round numbers from the bottom of the axis to its top."""
+        """Return round numbers from the bottom to the top of the axis."""
         values = [series.values for series in self.panel.series]
         positive = [value for one in values for value in one if value]
         top = max(positive, default=1)
@@ -111,7 +111,7 @@ class Chart:
         )
 
     def _x_axis(self) -> str:
-        """Times at round steps."""
+        """Return times at round steps."""
         between = self.times[1] - self.times[0] if len(self.times) > 1 else timedelta(minutes=1)
         length = self.times[-1] - self.times[0] + between
         step = next((one for one in TIME_STEPS if length / one <= X_TICKS), TIME_STEPS[-1])
@@ -130,7 +130,7 @@ class Chart:
 
     def _lines(self) -> Iterator[str]:
         points = [
-            # many lines meet at zero, and none is missed there
+            # lines often meet at zero, where they need no marker
             [None if not value else round(self._y(value)) for value in series.values]
             for series in self.panel.series
         ]
@@ -167,13 +167,13 @@ class Chart:
 
 
 def _coincide(one: Sequence[int | None], other: Sequence[int | None]) -> bool:
-    """Whether two lines lie on each other somewhere: at two times in a row, or at all there are."""
+    """Return whether two lines coincide at two times in a row, or at all times."""
     same = [a is not None and a == b for a, b in zip(one, other, strict=True)]
     return any(a and b for a, b in itertools.pairwise(same)) or (len(same) < 3 and any(same))
 
 
 def number(value: float | None) -> str:
-    """1,234 as 1,234; 12,345,678 as 12.3 M; 0.0123 as 0.0123."""
+    """Format a number for people: 1,234 as is, 12,345,678 as 12.3 M."""
     if value is None:
         return "–"
     for limit, one, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):

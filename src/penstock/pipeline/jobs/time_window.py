@@ -1,4 +1,4 @@
-"""The stretch of time a job looks at: given as times, or as how long ago."""
+"""The period that a job covers, given as times or as ages."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ MINUTE = timedelta(minutes=1)
 
 
 def moment(text: str | datetime, now: datetime, what: str) -> datetime:
-    """`2026-01-31T12:00Z` (UTC when it names no zone), or `90m`, `24h`, `7d` before `now`."""
+    """Parse `2026-01-31T12:00Z` (UTC without a zone), or `90m`, `24h`, `7d` before `now`."""
     if isinstance(text, datetime):
         return text.replace(tzinfo=text.tzinfo or UTC)
     if ago := AGO.fullmatch(text.strip()):
@@ -26,5 +26,5 @@ def moment(text: str | datetime, now: datetime, what: str) -> datetime:
 
 
 def minute_of(at: datetime) -> datetime:
-    """The minute in which it was, in UTC."""
+    """Return the minute of a time, in UTC."""
     return at.astimezone(UTC).replace(second=0, microsecond=0)

@@ -21,7 +21,7 @@ MAX_ATTEMPTS = 20  # at a commit that conflicts with others
 CHECKPOINT_INTERVAL = 10  # commits between checkpoints of the Delta log
 KEPT_HOURS = 48  # how long old versions stay readable by default
 CLEANUP_INTERVAL = 100  # commits between deletions of expired log entries, which list all
-HISTORY = 100  # commits that are searched besides those since the snapshot
+HISTORY = 100  # commits searched besides those since the snapshot
 RUN = "penstockRun"
 
 

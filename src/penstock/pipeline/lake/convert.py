@@ -1,4 +1,4 @@
-"""Archives of earlier releases, which have a manifest of their own, become tables.
+"""Convert archives of earlier releases, which have a manifest of their own, to tables.
 
 No record is read: the files are linked into the table's directory (copied, in object stores) and
 committed at once, with the position that the manifest has. Then the manifest goes, and the old
@@ -19,12 +19,12 @@ from penstock.pipeline.lake.table import LakeTable, Snapshot
 
 
 def queue_identity(installation: int, id: int) -> str:
-    """Of a queue: which database, which queue."""
+    """Return the identity of a queue: its database and its id."""
     return f"{installation}:{id}"
 
 
 def old_archive(table: LakeTable) -> Manifest | None:
-    """The manifest of an earlier release, if there is one."""
+    """Return the manifest of an earlier release, if there is one."""
     path = manifest_path(table.kind.name, table.name)
     try:
         with table.root.files().open_input_file(path) as file:
@@ -34,7 +34,7 @@ def old_archive(table: LakeTable) -> Manifest | None:
 
 
 def convert(table: LakeTable) -> int:
-    """Make a table of the old archive; how many files it has. Safe to kill at any moment."""
+    """Convert the old archive to a table and return its number of files. Safe to kill."""
     manifest = old_archive(table)
     if manifest is None:
         return 0
@@ -50,7 +50,7 @@ def convert(table: LakeTable) -> int:
 
 
 def _old_position(manifest: Manifest) -> tuple[str, int]:
-    """Which source it is, and where the next run begins."""
+    """Return the source, and the position where the next run begins."""
     stored = manifest.position
     if manifest.kind == "topic":
         return stored["incarnation"], int(stored["next"])
@@ -58,7 +58,7 @@ def _old_position(manifest: Manifest) -> tuple[str, int]:
 
 
 def refuse_old(table: LakeTable, snapshot: Snapshot | None) -> None:
-    """An archive of an earlier release must be converted first."""
+    """Raise if this is an archive of an earlier release, which must be converted first."""
     if (snapshot is None or snapshot.position is None) and old_archive(table) is not None:
         raise InvalidRequest(
             f"{table.root.uri} holds an archive of an earlier release. Run `penstock pipeline run "
@@ -68,7 +68,7 @@ def refuse_old(table: LakeTable, snapshot: Snapshot | None) -> None:
 
 
 def remove_old(table: LakeTable, snapshot: Snapshot | None) -> None:
-    """What a conversion that was killed left of the old archive."""
+    """Remove what a killed conversion left of the old archive."""
     if snapshot is not None and snapshot.position is not None:
         manifest = old_archive(table)
         if manifest is not None:
@@ -86,6 +86,6 @@ def _take_over(table: LakeTable, entry: DirectoryEntry) -> DataFile:
 
 
 def _remove_old(table: LakeTable, manifest: Manifest) -> None:
-    """The manifest last: it lists what is not removed yet."""
+    """Remove the old files, then the manifest that lists them."""
     table.root.delete([entry.path for entry in manifest.files])
     table.root.delete([manifest_path(manifest.kind, manifest.name)])

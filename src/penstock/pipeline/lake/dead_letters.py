@@ -19,7 +19,7 @@ from penstock.pipeline.sinks.identity import append_once
 from penstock.pipeline.source_columns import REASON
 
 REPORTED = "penstock:dead-letters"
-MAX_COMMITS = 1000  # that are looked through
+MAX_COMMITS = 1000  # searched for records that do not fit
 
 
 def write_dead_letters(
@@ -45,7 +45,7 @@ def write_dead_letters(
 
 
 def _letters(rows: Any, table: LakeTable) -> tuple[list[str], Any]:
-    """The columns that order the rows, and the rows as dead letters."""
+    """Return the columns that order the rows, and the rows as dead letters."""
     names = [name for name in table.kind.columns.names if name not in ("payload", "headers")]
     source = f"archive of {table.kind.name} {table.name}"
     letter = dead_letter(source, [f.col(name) for name in names], f.col("payload").cast("string"))

@@ -15,7 +15,7 @@ FILES_PER_TASK = 8
 
 
 def delta_frame(spark: Any, uri: str, options: dict[str, str]) -> Any:
-    """The rows of a table as it is now. Tasks read the version that the driver saw."""
+    """Return the current rows of a table. Tasks read the version that the driver opened."""
     storage = Storage(uri, options)
     try:
         table = DeltaTable(storage.uri, storage_options=storage.options)

@@ -1,4 +1,4 @@
-"""Tables as frames of Spark: what is archived, and what is archived together with what is not yet.
+"""Tables as Spark frames: archived rows alone, or together with those not archived yet.
 
 The files of one snapshot are read by Spark's own Parquet reader, with the days as partitions, so a
 filter on `date`, `offset` or `timestamp` skips files and row groups. A commit, a compaction or an
@@ -65,7 +65,7 @@ def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Re
 
 
 def union_partitions(frames: Iterable[tuple[str, Any]]) -> Any:
-    """The rows of several partitions, by label, with the column `partition`."""
+    """Union the rows of several partitions, by label, with the column `partition`."""
     numbered = [
         frame.withColumn("partition", f.lit(split_label(label)[1])) for label, frame in frames
     ]
@@ -73,7 +73,7 @@ def union_partitions(frames: Iterable[tuple[str, Any]]) -> Any:
 
 
 def _whole_frame(spark: Any, table: LakeTable, reach: Reach) -> Any:
-    """What the table has, and from its position on what the log or the queue has."""
+    """Return the rows of the table, and from its position on those of the log or the queue."""
     kind, name = table.kind.name, table.name
     snapshot = table.open()
     refuse_old(table, snapshot)
@@ -98,7 +98,7 @@ def _whole_frame(spark: Any, table: LakeTable, reach: Reach) -> Any:
 
 
 def source_frame(spark: Any, kind: Kind, options: Reach) -> Any:
-    """Rows of a topic or queue in the columns that its table has, which do not repeat its name."""
+    """Return rows of a topic or queue in the columns of its table, without its name."""
     schema = from_arrow_schema(kind.columns)
     return spark.read.format("penstock").schema(schema).options(**options).load()
 
@@ -106,7 +106,7 @@ def source_frame(spark: Any, kind: Kind, options: Reach) -> Any:
 def archived_frame(
     spark: Any, table: LakeTable, snapshot: Snapshot, files: list[DataFile] | None = None
 ) -> Any:
-    """The rows of a snapshot, or of some of its files, with `date`."""
+    """Return the rows of a snapshot, or of some of its files, with `date`."""
     files = snapshot.files() if files is None else files
     schema = spark_schema(snapshot)
     if not files:
@@ -118,7 +118,7 @@ def archived_frame(
 
 
 def _reads(spark: Any, table: LakeTable) -> bool:
-    """Whether Spark itself can read the files."""
+    """Return whether Spark itself can read the files."""
     if table.storage.local is not None:
         return True
     if not table.storage.uri.startswith("s3") or not hasattr(spark, "_jvm"):

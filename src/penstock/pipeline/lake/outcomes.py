@@ -70,7 +70,7 @@ SELECT p.name, m.seq, coalesce(json_agg(json_build_object(
 
 
 def older_than(options: QueuePlan, queue: int, low: int, high: int, minutes: float) -> int:
-    """The horizon below which all messages from `low` on are so old."""
+    """Return the horizon below which all messages from `low` on are at least this old."""
     rows = options.postgres.rows(
         f"SELECT min(m.xid::text::numeric)::bigint FROM messages m WHERE m.queue_id = {queue} "
         f"AND m.xid >= '{low}'::xid8 AND m.xid < '{high}'::xid8 "
@@ -81,7 +81,7 @@ def older_than(options: QueuePlan, queue: int, low: int, high: int, minutes: flo
 
 
 def with_outcomes(spark: Any, frame: Any, options: QueuePlan, low: int, high: int) -> Any:
-    """The messages of a range of transactions with the column."""
+    """Return the messages of a range of transactions, with the column."""
     queue = options.state().id
     queries = [
         _QUERY.format(queue=queue, low=first, high=last)
@@ -95,7 +95,7 @@ def with_outcomes(spark: Any, frame: Any, options: QueuePlan, low: int, high: in
 
 
 def _ranges(options: QueuePlan, queue: int, low: int, high: int) -> list[tuple[int, int]]:
-    """The range in parts of whole transactions, each of about MESSAGES_PER_QUERY."""
+    """Split the range at transactions into parts of about MESSAGES_PER_QUERY."""
     parts = []
     while low < high:
         past = options.nth_xid(queue, low, MESSAGES_PER_QUERY)

@@ -44,7 +44,7 @@ class Storage:
         return Storage("/".join([self.uri, *parts]), self.options)
 
     def files(self) -> Any:
-        """The file system of pyarrow whose root is this directory."""
+        """Return a file system of pyarrow whose root is this directory."""
         if self.local is not None:
             return fs.SubTreeFileSystem(str(self.local), fs.LocalFileSystem())
         from deltalake.fs import DeltaStorageHandler
@@ -52,11 +52,11 @@ class Storage:
         return fs.PyFileSystem(DeltaStorageHandler(self.uri, self.options))
 
     def spark_url(self, path: str) -> str:
-        """The address of a file for Spark's own readers."""
+        """Return the address of a file for Spark's own readers."""
         return f"{self.uri.replace('s3://', 's3a://', 1)}/{path}"
 
     def make_directory(self, path: str) -> None:
-        """Where file systems have directories."""
+        """Create a directory; object stores have none."""
         if self.local is not None:
             (self.local / path).mkdir(parents=True, exist_ok=True)
 
@@ -103,7 +103,7 @@ class Storage:
 
 
 def _environment() -> dict[str, str]:
-    """What the driver's environment says of object stores, as options."""
+    """Return the object-store settings of the driver's environment, as options."""
     return {
         name.lower(): value
         for name, value in os.environ.items()

@@ -1,15 +1,16 @@
 """Messages for later: kept in a table of their own, appended to their partitions when they are due.
 
-Any broker does it; none is the leader. `queue_deliver` removes what is due and appends it in one
-transaction, so a kill at any moment leaves a message either waiting or stored, never both and never
-neither. Until then it is in nobody's way: no consumer waits behind it and no pop looks at it.
+Every broker delivers them; there is no leader. `queue_deliver` removes the messages that are due
+and appends them in one transaction, so a kill at any moment leaves a message either waiting or
+stored, never both and never neither. Until it is due, no consumer waits behind it and no pop reads
+it.
 
-Nobody polls. A broker sleeps until the next message is due, which the database tells it with every
-look; a push of an earlier one wakes it, here at once and in other brokers by NOTIFY. A look every
-`FALLBACK_SECONDS` finds what a lost notification did not say.
+A broker sleeps until the next message is due, which every call of `queue_deliver` returns. A push
+of an earlier one wakes it, here at once and in other brokers by NOTIFY. A call every
+`FALLBACK_SECONDS` delivers what a lost notification announced.
 
 Only the database's clock says what is due. Ours is not compared with it: we remember how far the
-database's is ahead of our monotonic one, and waking a little early only means looking once more.
+database's is ahead of our monotonic one. Waking a little early only means one more call.
 """
 
 import asyncio
@@ -35,13 +36,14 @@ SQL = "SELECT * FROM queue_deliver($1, $2, $3, $4)"
 ROWS_PER_STEP = 2000
 FALLBACK_SECONDS = 30.0
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
-# A partition that somebody has locked: the others go first, then it is waited for (100 ms each).
+# Partitions that other transactions have locked: the others go first, then we wait for these, each
+# for 100 ms.
 MAX_WAITED_FOR = 4
 LOCKED_SECONDS = 0.05
-# What was due long ago leaves dead index entries behind, which vacuum cannot remove while somebody
-# holds an old snapshot. They are passed over, but for a full look that takes one part in so many.
-FULL_LOOK_SHARE = 20
-MAX_FULL_LOOK_SECONDS = 10.0
+# What was due long ago leaves dead index entries behind, which vacuum cannot remove while something
+# holds an old snapshot. They are passed over, but for a full scan that takes one part in so many.
+FULL_SCAN_SHARE = 20
+MAX_FULL_SCAN_SECONDS = 10.0
 SLACK = timedelta(seconds=10)  # a push may commit after its message is due
 
 
@@ -50,12 +52,12 @@ class Delayed:
         self._database, self._catalog = context.database, context.catalog
         self._waiting = context.waiting
         self._pushed = pushed
-        self._look_at = 0.0  # monotonic: nothing is due before, as far as we know
-        self._earlier = asyncio.Event()  # `_look_at` has become earlier
+        self._next_call_at = 0.0  # monotonic: nothing is due before, as far as we know
+        self._earlier = asyncio.Event()  # `_next_call_at` has become earlier
         self._ahead: float | None = None  # seconds: the database's clock minus our monotonic one
         self._since: datetime | None = None  # everything due before has been delivered
-        self._full_look_at = 0.0
-        self._announced = 0.0  # due then (seconds since 1970): all brokers look at that moment
+        self._full_scan_at = 0.0
+        self._announced = 0.0  # due then (seconds since 1970): all brokers deliver at that moment
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -83,39 +85,39 @@ class Delayed:
     async def deliver(self) -> int:
         """Append all that is due now; how many."""
         total = 0
-        held: list[int] = []
+        locked: list[int] = []
         while True:
-            step = await self._step(held)
+            step = await self._step(locked)
             total += int(step["delivered"])
-            held += step["held"] or ()
-            if not step["more"] and not step["held"]:
+            locked += step["locked"] or ()
+            if not step["more"] and not step["locked"]:
                 break
-        if not held:
+        if not locked:
             self._since = step["database_now"] - SLACK
             return total
         self._since = None
-        for partition in random.sample(held, min(len(held), MAX_WAITED_FOR)):
+        for partition in random.sample(locked, min(len(locked), MAX_WAITED_FOR)):
             more = True
             while more:
                 step = await self._step([], partition)
                 total += int(step["delivered"])
                 more = step["more"]
-        self._look_at = min(self._look_at, time.monotonic() + LOCKED_SECONDS)
+        self._next_call_at = min(self._next_call_at, time.monotonic() + LOCKED_SECONDS)
         return total
 
     async def _step(self, skip: list[int], only: int | None = None) -> Any:
         began = time.monotonic()
-        since = None if began >= self._full_look_at else self._since
+        since = None if began >= self._full_scan_at else self._since
         (step,) = await self._database.fetch(SQL, since, skip, only, ROWS_PER_STEP)
         ended = time.monotonic()
-        # as if it had looked at its clock when we began: never behind
+        # as if it had read its clock when we began: never behind
         self._ahead = step["database_now"].timestamp() - began
         if since is None:
-            pause = FULL_LOOK_SHARE * (ended - began)
-            self._full_look_at = ended + min(pause, MAX_FULL_LOOK_SECONDS)
+            pause = FULL_SCAN_SHARE * (ended - began)
+            self._full_scan_at = ended + min(pause, MAX_FULL_SCAN_SECONDS)
         if step["next_seconds"] is not None:
             next_at = ended + max(step["next_seconds"], 0) + random.uniform(0, SPREAD_SECONDS)
-            self._look_at = min(self._look_at, next_at)
+            self._next_call_at = min(self._next_call_at, next_at)
         if step["delivered"]:
             for queue, messages, partitions in zip(
                 step["queue_names"], step["message_counts"], step["partition_counts"], strict=True
@@ -126,30 +128,30 @@ class Delayed:
         return step
 
     def _expect(self, due: float) -> None:
-        """Look when this (of the database's clock) has come."""
+        """Deliver at this moment, by the database's clock."""
         if self._since is not None and due < self._since.timestamp():
-            self._full_look_at = 0.0
+            self._full_scan_at = 0.0
         at = 0.0 if self._ahead is None else due - self._ahead
-        if at < self._look_at:
-            self._look_at = at
+        if at < self._next_call_at:
+            self._next_call_at = at
             self._earlier.set()
 
     async def _run(self) -> None:
         while True:
-            pause = self._look_at - time.monotonic()
+            pause = self._next_call_at - time.monotonic()
             if pause > 0:
                 self._earlier.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._earlier.wait()
                 continue
-            self._look_at = time.monotonic() + FALLBACK_SECONDS
+            self._next_call_at = time.monotonic() + FALLBACK_SECONDS
             try:
                 await self.deliver()
             except Unavailable:
                 await asyncio.sleep(BACKGROUND_SECONDS)
                 await self._database.recovered()
-                self._look_at = 0.0
+                self._next_call_at = 0.0
             except asyncpg.PostgresError as error:
                 log.warning("messages that are due are tried again: %s", error)
-                self._look_at = time.monotonic() + BACKGROUND_SECONDS
+                self._next_call_at = time.monotonic() + BACKGROUND_SECONDS

@@ -76,7 +76,7 @@ READ = f"""
    WHERE l.id = $1 ORDER BY b.last_offset"""
 PLACES = """
   SELECT base_offset, last_offset, object, position, size FROM shared_batches
-   WHERE log_id = $1 AND last_offset < coalesce(shared_offset_at($1), 9223372036854775807)
+   WHERE log_id = $1 AND last_offset < coalesce((SELECT shared_offset_at($1)), 9223372036854775807)
      AND last_offset >= coalesce((SELECT max(b.last_offset) FROM shared_batches b
                                    WHERE b.log_id = $1 AND b.last_offset < $2), 0)
    ORDER BY last_offset DESC LIMIT $3"""

@@ -457,12 +457,15 @@ class SharedTopics:
             await self._database.recovered()
             while self._unplaced:
                 log_id, offset = self._unplaced.popitem()
+                timeline = self._timeline
                 try:
                     rows = await self.calls.places(log_id, offset, MAX_PLACES)
                 except (Unavailable, asyncpg.PostgresError):
                     self._read_places(log_id, offset)
                     await asyncio.sleep(POLL_SECONDS / 2)
                     break
+                if timeline != self._timeline:
+                    continue  # they may be from before a failover, and are read again
                 start = None
                 for i, row in enumerate(rows):
                     base, last, *stored = row

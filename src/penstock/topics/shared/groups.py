@@ -8,6 +8,7 @@ commit for members that have moved to another coordinator.
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -49,10 +50,13 @@ class NotCoordinator(Conflict):
     """Another broker has become the coordinator of this group."""
 
 
-class SharedLease(NamedTuple):
-    lease_id: str
+@dataclass(slots=True)
+class OffsetRange:
+    """A leased range of a topic: offsets from `start` up to, not including, `end`."""
+
     start: int
     end: int
+    lease_id: str
     expires: float  # on the monotonic clock
     group: str
     topic: str
@@ -73,7 +77,7 @@ class SharedGroups:
 
     # Leases
 
-    async def lease(self, group: str, log: SharedLog, member: str, most: int) -> SharedLease | None:
+    async def lease(self, group: str, log: SharedLog, member: str, most: int) -> OffsetRange | None:
         """Lease a range of the log to this member. Return None if there is nothing to lease."""
         check_name(group, "group")
         lease = uuid7()
@@ -85,19 +89,7 @@ class SharedGroups:
             return None
         expires = time.monotonic() + self._lease_time
         piece = (row["first_offset"], row["end_offset"])
-        return SharedLease(lease.hex, *piece, expires, group, log.name, member)
-
-    async def lease_within(
-        self, seconds: float, group: str, log: SharedLog, member: str, most: int
-    ) -> SharedLease | None:
-        """Lease a range, and wait up to `seconds` for one."""
-        deadline = time.monotonic() + seconds
-        while (lease := await self.lease(group, log, member, most)) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                break
-            await log.wait_for(log.next_offset, min(1.0, left))
-        return lease
+        return OffsetRange(*piece, lease.hex, expires, group, log.name, member)
 
     async def complete(self, lease_id: str) -> int:
         """Complete the lease and return the committed offset. Raises Conflict if it was lost."""
@@ -107,7 +99,7 @@ class SharedGroups:
         done: int = row["done"]
         return done
 
-    async def renew(self, lease_id: str) -> SharedLease:
+    async def renew(self, lease_id: str) -> OffsetRange:
         """Extend the lease by a full lease time from now."""
         rows = await self._database.read(RENEW, _uuid(lease_id), self._lease_time)
         if not rows:
@@ -115,7 +107,7 @@ class SharedGroups:
         [row] = rows
         expires = time.monotonic() + self._lease_time
         piece = (row["first_offset"], row["end_offset"])
-        return SharedLease(lease_id, *piece, expires, row["group_name"], "", row["member"])
+        return OffsetRange(*piece, lease_id, expires, row["group_name"], "", row["member"])
 
     async def leave(self, group: str, log: SharedLog, member: str) -> int:
         """Release all leases of a member. Return how many."""

@@ -38,6 +38,7 @@ from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
 from penstock.protocol.kafka_batch import assigned, checked
+from penstock.topics.shared.calls import SharedCalls
 from penstock.topics.shared.chunks import batches_in
 from penstock.topics.shared.log import SharedLog
 
@@ -111,6 +112,7 @@ class Mover:
         metrics: Metrics,
     ) -> None:
         self._database = database
+        self._calls = SharedCalls(database)
         self._settings = settings
         self._logs = logs
         self._store = store
@@ -201,26 +203,24 @@ class Mover:
         end = shared.next_offset
         late: float = 0.0
         while True:
-            rows = await self._range(shared)
+            [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
+            if row["at"] is None:
+                self._ends[shared.log_id] = end
+                return late
+            rows = await self._range(shared, row["at"])
             if not rows:
-                break
+                return late
             late = max(late, float(rows[-1]["age"]) - self._settings.tier_delay)
             self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
-            if not await self._move(shared, rows) or not await self._hold():
+            parts = [await self._batches(row) for row in rows]
+            if not await self._replace(shared, rows, parts) or not await self._hold():
                 return late
-        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
-        if row["at"] is None:
-            self._ends[shared.log_id] = end
-        return late
 
-    async def _range(self, shared: SharedLog) -> list[Any]:
-        """The next batches for an object: the oldest in the database, if they are old enough."""
-        [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
-        if row["at"] is None:
-            return []
+    async def _range(self, shared: SharedLog, offset: int) -> list[Any]:
+        """The next batches for an object, from an offset on, if they are old enough."""
         rows: list[Any] = []
         size = 0
-        for one in await self._database.browse(CANDIDATES, shared.log_id, row["at"]):
+        for one in await self._database.browse(CANDIDATES, shared.log_id, offset):
             full = size + one["size"] > OBJECT_BYTES
             if one["age"] < self._settings.tier_delay or (rows and full):
                 break
@@ -233,11 +233,6 @@ class Mover:
         if before and small < MERGE_BYTES and small + size <= OBJECT_BYTES:
             return [*before, *rows]
         return rows
-
-    async def _move(self, shared: SharedLog, rows: Sequence[Any]) -> bool:
-        """Write an object of these batches and let it replace them; whether that was possible."""
-        parts = [await self._batches(row) for row in rows]
-        return await self._replace(shared, rows, parts)
 
     async def _batches(self, row: Any) -> bytes:
         """Return the batches that a row stands for."""
@@ -340,9 +335,8 @@ class Mover:
             )
         for row in rows:
             if row["log_id"] is not None:
-                drop = "SELECT shared_drop($1, $2, $3) AS dropped"
                 everything = (row["log_id"], (1 << 63) - 1, self._settings.tier_grace)
-                while (await self._database.fetch(drop, *everything))[0]["dropped"]:
+                while await self._calls.drop_before(*everything):
                     await self._hold()
                 await self._database.fetch(FORGET, row["log_id"])
 
@@ -388,23 +382,13 @@ def _ranges(rows: Sequence[Any], parts: Sequence[bytes]) -> list[tuple[int, ...]
     """What the rows become: last and base offset, records, newest, timeline, size and position of
     ranges of the object, of about `RANGE_BYTES` each."""
     ranges: list[tuple[int, ...]] = []
-    position = 0
-    begun: tuple[int, int, int] | None = None  # base offset, records and bytes so far
-    for row, part in zip(rows, parts, strict=True):
-        base, records, size = begun or (row["base_offset"], 0, 0)
-        begun = base, records + row["records"], size + len(part)
-        if begun[2] >= RANGE_BYTES or row is rows[-1]:
-            ranges.append(
-                (
-                    row["last_offset"],
-                    base,
-                    begun[1],
-                    row["newest"],
-                    row["timeline"],
-                    begun[2],
-                    position,
-                )
-            )
-            position += begun[2]
-            begun = None
+    first = rows[0]
+    records, size, position = 0, 0, 0
+    for i, (row, part) in enumerate(zip(rows, parts, strict=True), 1):
+        records, size = records + row["records"], size + len(part)
+        if size >= RANGE_BYTES or i == len(rows):
+            last, base, newest = row["last_offset"], first["base_offset"], row["newest"]
+            ranges.append((last, base, records, newest, row["timeline"], size, position))
+            first = rows[i % len(rows)]
+            records, size, position = 0, 0, position + size
     return ranges

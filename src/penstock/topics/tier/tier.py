@@ -152,8 +152,9 @@ class Tier:
         self.adopted = await self._run_blocking(read_report, self._directory)
 
     async def start(self) -> None:
-        """Start the passes. Wait briefly until the state in the store is no longer a clean stop: an
-        adopting broker takes a clean state as complete, so nothing may be appended before."""
+        """Start the passes. Wait briefly until the state in the store is not that of a clean stop:
+        an adopting broker takes that as complete, so nothing may be appended before.
+        """
         self._task = supervised("topic tier", self._run, self._context.metrics)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS):

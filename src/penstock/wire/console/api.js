@@ -1,15 +1,15 @@
 /**
- * The broker's HTTP API: one way to ask, one kind of error, one live stream.
+ * The broker's HTTP API: requests, their one error class, and the live stream.
  *
  * Addresses are relative to the page (`../` is the broker's root), so the Console works under any
  * path prefix of a reverse proxy. The token lives in this tab's session storage and travels in the
- * Authorization header; there are no cookies, so no other site can act in its name.
+ * Authorization header; there are no cookies, so no other site can use it.
  */
 
 const ROOT = new URL("../", document.baseURI);
 const TOKEN = "penstock.token";
 
-/** What the broker (or the way to it) answered instead of success. */
+/** An unsuccessful answer of the broker or of a proxy. */
 export class ApiError extends Error {
   /** @param {string} message @param {number} status 0: no answer at all */
   constructor(message, status) {
@@ -28,7 +28,7 @@ export function path(strings, ...values) {
   return strings.reduce((text, part, i) => text + encodeURIComponent(values[i - 1]) + part);
 }
 
-/** `query` without what is empty. */
+/** Return `query` without its empty values. */
 function address(target, query = {}) {
   const url = new URL(target.replace(/^\//, ""), ROOT);
   for (const [name, value] of Object.entries(query)) {
@@ -83,7 +83,7 @@ export async function bytes(target, signal) {
   return new Uint8Array(await (await send("GET", target, { signal })).arrayBuffer());
 }
 
-/** `anyway`: a body is an answer whatever the status, as that of /health. */
+/** `anyway`: accept any status, as for /health. */
 export const get = (target, query, signal, anyway = false) => ask("GET", target, { query, signal, anyway });
 
 /**

@@ -4,12 +4,12 @@
  * An address is `#/queues/orders?filter=...&sort=-depth`: everything a view shows is in it, so it can
  * be sent to a colleague. A page is an object:
  *
- *   title(params)                what the tab and the crumbs say
+ *   title(params)                the title of the tab and the crumbs
  *   load(params, query, signal)  its data; asked on entry, then every `every` ms while it is visible
  *   view(data, context)          its markup; also drawn again when the live state changes
  *   actions                      name -> async (element, context): what data-action="name" does
  *
- * A page that fails to load shows what the broker said and tries again by itself.
+ * A page that fails to load shows the broker's error and retries.
  */
 import { ApiError, token } from "./api.js";
 import { html, on, render } from "./html.js";
@@ -33,7 +33,7 @@ let loading = null;
 let timer = 0;
 
 const ROLES = ["read_only", "read_write", "admin"];
-/** Whether our token allows what needs `role`. */
+/** Return whether our token has `role`. */
 const may = (role) => ROLES.indexOf(me?.role ?? "read_only") >= ROLES.indexOf(role);
 
 // Addresses
@@ -60,7 +60,7 @@ export function go(address) {
   location.hash = address.replace(/^#/, "");
 }
 
-/** The address of this view with other values in its query; empty ones leave it. */
+/** Return the address of this view with other query values; empty ones are removed. */
 function withQuery(changes) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries({ ...page.query, ...changes })) {
@@ -114,7 +114,7 @@ async function refresh() {
   timer = setTimeout(refresh, mine.route.every ?? REFRESH);
 }
 
-/** Say what happened, for a few seconds. */
+/** Show a message for a few seconds. */
 function say(text, kind = "note") {
   render(toast, html`<p class="${kind}">${text}</p>`);
   clearTimeout(say.timer);
@@ -272,7 +272,7 @@ on(document, "click", "[data-action]", async (event, element) => {
   }
 });
 
-/** What another choice makes void: the place in the list. */
+/** The query parameters that a change of this input resets: the position in the list. */
 const clears = ({ dataset }) =>
   Object.fromEntries((dataset.clears ?? "offset cursor").split(" ").map((name) => [name, ""]));
 
@@ -301,7 +301,7 @@ async function begin() {
       return;
     }
     me = { subject: null, role: "read_only", authentication: false };
-    setTimeout(begin, 2000); // the broker is away: ask again who we are when it is back
+    setTimeout(begin, 2000); // the broker does not answer: try again
   }
   start();
   navigate();

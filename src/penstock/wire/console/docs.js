@@ -1,6 +1,6 @@
 /**
  * The HTTP API as a page: every operation of openapi.json with its parameters, its bodies and answers by
- * example, types written out in place, and the curl line that does it.
+ * example, types written out in place, and its curl line.
  */
 import { html, render } from "./html.js";
 

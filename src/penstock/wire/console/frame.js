@@ -1,4 +1,4 @@
-/** What surrounds every page: navigation, header, the list of keys, and the form that asks for a token. */
+/** The frame of every page: navigation, header, the list of keys, and the form for signing in. */
 import { count, plural } from "./format.js";
 import { html } from "./html.js";
 import { live } from "./live.js";
@@ -17,7 +17,7 @@ const NAVIGATION = [
   ["system", "System", "s"],
 ];
 
-/** Where "g" and a key lead. */
+/** The pages that "g" and a key open. */
 export const GO = Object.fromEntries(NAVIGATION.map(([name, , key]) => [key, name]));
 
 const KEYS = [

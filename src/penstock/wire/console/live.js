@@ -3,7 +3,7 @@
  *
  * `live.now` is the last snapshot, `live.history` the series behind the charts, `live.state` one of
  * connecting, live, paused (the tab is hidden), away (the broker does not answer), refused (no token).
- * When the broker is away it is asked again, ever more slowly up to every five seconds.
+ * While the broker does not answer, we retry with growing pauses of up to five seconds.
  */
 import { ApiError, get, listen } from "./api.js";
 
@@ -14,7 +14,7 @@ export const live = { now: null, history: { times: [], series: {} }, state: "con
 const watchers = new Set();
 let ending = new AbortController();
 
-/** Call `watcher()` whenever something changed; returns how to stop that. */
+/** Call `watcher()` after every change. Returns a function that stops it. */
 export function watch(watcher) {
   watchers.add(watcher);
   return () => watchers.delete(watcher);
@@ -105,7 +105,7 @@ document.addEventListener("visibilitychange", () => {
   }
 });
 
-/** Who we are and what we may do. */
+/** Return the subject and role of our token. */
 export async function whoAmI() {
   return get("/api/v1/me");
 }

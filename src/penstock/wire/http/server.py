@@ -26,8 +26,8 @@ log = logging.getLogger("penstock.http")
 _HANDSHAKE_SECONDS = 60.0  # used if headers have no time limit
 _SPEAKS_TLS = (
     b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n"
-    b"Content-Type: application/json\r\nContent-Length: 58\r\n\r\n"
-    b'{"error":"This port speaks TLS: use https:// or wss://."}\n'
+    b"Content-Type: application/json\r\nContent-Length: 56\r\n\r\n"
+    b'{"error":"This port uses TLS: use https:// or wss://."}\n'
 )
 _MAX_SWEEP_SECONDS = 1.0  # limits the age of the Date header
 

@@ -229,7 +229,8 @@ class GroupRequests:
         except Forbidden:
             return {"error_code": Code.GROUP_AUTHORIZATION_FAILED}
         shared: dict[str, tuple[int, str]] = {}
-        if self._groups.shared is not None and self._topics.has_shared:
+        some = body.topics is None or any(self._topics.is_shared(one.name) for one in body.topics)
+        if self._groups.shared is not None and self._topics.has_shared and some:
             try:
                 rows = await self._groups.shared.positions(body.group_id)
             except PenstockError as error:

@@ -161,8 +161,8 @@ class QueenQueuesApi:
 
     @route("GET", "/api/v1/resources/queues/{queue}/depth")
     async def depth(self, queue: str, args: DepthQuery) -> Json:
-        """How many messages a group has not finished with, in the queue and in its partitions.
-        Without `group`, that of the group that is farthest behind, or of queue mode if it is used.
+        """Count the messages that a group has not finished, in the queue and in its partitions.
+        Without `group`, those of the group with the largest lag, or of queue mode if it is used.
         """
         status = await self._status.queue(queue)
         group = status.figures.seen_by(args.group)

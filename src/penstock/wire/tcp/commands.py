@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from penstock.errors import InvalidRequest, PenstockError, TooLarge
-from penstock.log.aiq.encode import MAX_STRUCT_RECORDS
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.monitor.audit import Record
@@ -44,8 +43,8 @@ from penstock.protocol.record_batch import RECORD_HEADER
 from penstock.protocol.roles import Role
 from penstock.protocol.sink_claims import Claim, Commit
 from penstock.protocol.status import NOT_JSON, Malformed, TcpStatus, UnknownCommand
-from penstock.topics.groups import Groups, OffsetRange
-from penstock.topics.shared.groups import SharedLease
+from penstock.topics.groups import Groups
+from penstock.topics.shared.groups import OffsetRange
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Promise
@@ -63,7 +62,8 @@ FETCH_BYTES = 1 << 20
 FETCH_FLAGS = frames.LENGTHS | frames.TIMES | frames.FORMAT
 MAX_FETCHED_RECORDS = 1 << 16  # if record batches are requested as a raw log
 MAX_WAIT = 60.0  # seconds a request may wait for records
-MIN_TABLE = MAX_STRUCT_RECORDS + 1  # least number of equally long PRODUCEs to append as a table
+# Least number of equally long PRODUCEs to append as a table: 32 take 15 % less CPU than in a list.
+MIN_TABLE = 24
 EMPTY = bytes(16)
 
 
@@ -475,7 +475,7 @@ def _json(body: Body, kind: type[T]) -> T:
         raise Malformed(str(error)) from None
 
 
-def _remaining_ms(lease: OffsetRange | SharedLease) -> int:
+def _remaining_ms(lease: OffsetRange) -> int:
     return max(0, round((lease.expires - time.monotonic()) * 1000))
 
 

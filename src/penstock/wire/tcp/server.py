@@ -19,7 +19,7 @@ from penstock.wire.tls import Certificate
 class TcpServer(FramedServer):
     name = "TCP"
     refusal = frames.failure(
-        TcpStatus.INVALID_REQUEST, "this port speaks TLS: use tls:// in the address"
+        TcpStatus.INVALID_REQUEST, "this port uses TLS: use tls:// in the address"
     )
 
     def __init__(

@@ -27,6 +27,17 @@ def test_counts_follow_the_messages(api, queue):
     assert api.get(f"resources/queues/{queue}")["totals"]["total"] == 0
 
 
+def test_the_former_name_of_the_rate_of_completed_messages_stays_for_a_release(api, queue):
+    api.push(queue, 1)
+
+    def rated():
+        rows = api.get("queues", filter=queue, sort="-deliveredRate")["queues"]
+        return rows and rows[0]["completedRate"] is not None and rows[0]
+
+    row = until(rated)
+    assert row["deliveredRate"] == row["completedRate"]
+
+
 def test_the_status_says_what_messages_died_of_and_who_works(api, queue):
     for partition, error in (("a", "no such account"), ("b", "no such account"), ("b", "timeout")):
         api.ask(
@@ -139,7 +150,7 @@ def metrics(api, queue) -> list[float | None]:
     mine, group = f'queue="{queue}"', f'queue="{queue}",group=""'
     names = [
         f'penstock_queue_acked_total{{{mine},status="completed"}}',
-        f"penstock_queue_depth{{{mine}}}",
+        f"penstock_queue_waiting{{{mine}}}",
         f"penstock_queue_dead_letters{{{mine}}}",
         *(
             f"penstock_queue_group_{name}_total{{{group}}}"

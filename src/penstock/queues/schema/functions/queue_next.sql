@@ -1,4 +1,4 @@
--- queue_next: when should a pop look at a locked cursor, after acknowledgements or releases changed it?
+-- queue_next: return when a locked cursor is due, after acknowledgements or releases changed it.
 CREATE FUNCTION queue_next(c cursors, q queues) RETURNS timestamptz LANGUAGE plpgsql AS $$
 DECLARE
   head bigint; free int8multirange; retry timestamptz;

@@ -1,4 +1,4 @@
--- queue_rest: when should a pop look at this cursor again, now that nothing visible beyond `p_seen` is free for it?
+-- queue_rest: return when a cursor is due again, for which nothing visible beyond `p_seen` is free.
 -- To say "not before ..." we must know that no push is under way: only with the partition's lock, which we try for and
 -- never wait for (we hold the cursor). Without it: soon.
 CREATE FUNCTION queue_rest(

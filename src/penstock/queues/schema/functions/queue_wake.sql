@@ -1,4 +1,4 @@
--- queue_wake: partitions (which the caller has locked) got messages; make the groups that had nothing there look again.
+-- queue_wake: partitions, which the caller has locked, got messages: make the cursors due that had nothing left there.
 -- A cursor goes to rest (due_at NULL, or later) only under the partition's lock, so none is missed here.
 CREATE FUNCTION queue_wake(p_partitions bigint[], p_now timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

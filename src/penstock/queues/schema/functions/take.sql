@@ -4,8 +4,8 @@
 --   p_groups       the group that pops
 --   p_batches      how many messages at most
 --   p_leases       the id of the lease that it gets
---   p_since        do not look at cursors that were due before this: a hint that keeps the scan short while vacuum is held back
---                  and the index is full of dead entries. NULL: look at all. The same for all pops of a group
+--   p_since        leave out cursors that were due before this: a hint that keeps the scan short while vacuum is held back
+--                  and the index is full of dead entries. NULL: scan all. The same for all pops of a group
 --   p_partitions   the one partition to take from. NULL: any, or any for all of them
 --   p_spans        from how many partitions at most. NULL: one, or one for all of them
 --   p_max_bytes    of payload and headers for all pops together, unless the first message alone has more

@@ -1,8 +1,9 @@
 -- take_from: take messages for a group from one partition, whatever state its cursor is in: expired leases, failed messages,
--- messages that wait for their time or are too old, gaps. The caller locked the cursor `c`, which is due.
+-- messages that wait for their time or are too old, gaps. The caller locked the cursor `c`, which is due; a pop over several
+-- partitions calls this for each.
 --   p_want    how many at most;  p_max_bytes  of payload and headers, unless the first alone has more
 --   p_lease   the lease; with a lease_time of 0 it lives 60 s, as clients of Queen MQ expect
--- Returns the numbers taken, NULL when there are none, and their bytes. The cursor knows when to be looked at next in any case.
+-- Returns the numbers taken, NULL when there are none, and their bytes. In any case the cursor gets its next due time.
 -- A cursor whose partition is gone is deleted: queue_tidy removed the partition while queue_cursors, which does not wait for
 -- it, gave the group its cursor.
 CREATE FUNCTION take_from(

@@ -15,7 +15,7 @@ WITH counted AS MATERIALIZED (
           SELECT queue_id, group_id, 0, 0, 0, 0, 0, 0, 0, letters FROM letter_log
            WHERE queue_id = ANY ($1::int[])) t
    GROUP BY 1, 2
-), held AS MATERIALIZED (
+), leased AS MATERIALIZED (
   SELECT l.queue_id, l.group_id, sum((SELECT sum(upper(r) - lower(r)) FROM unnest(l.open) r))::bigint AS open
     FROM leases l WHERE l.expires_at > clock_timestamp() AND l.queue_id = ANY ($1::int[]) GROUP BY 1, 2
 )
@@ -23,12 +23,12 @@ SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name
        coalesce(total.pushed, 0) AS pushed, coalesce(total.pushed - total.removed, 0) AS stored,
        coalesce(total.letters, 0) AS queue_letters, coalesce(later.consumed, 0) AS scheduled,
        coalesce(mine.consumed, 0) AS consumed, coalesce(mine.completed, 0) AS completed, coalesce(mine.failed, 0) AS failed,
-       coalesce(mine.letters, 0) AS letters, coalesce(mine.dropped + mine.removed, 0) AS dropped, coalesce(held.open, 0) AS leased
+       coalesce(mine.letters, 0) AS letters, coalesce(mine.dropped + mine.removed, 0) AS dropped, coalesce(leased.open, 0) AS leased
   FROM queues q
   LEFT JOIN counted total ON total.queue_id = q.id AND total.group_id = 0
   LEFT JOIN counted later ON later.queue_id = q.id AND later.group_id = -1
   LEFT JOIN groups g ON g.queue_id = q.id
   LEFT JOIN counted mine ON mine.group_id = g.id  -- a number that no other queue has a group of
-  LEFT JOIN held ON held.group_id = g.id
+  LEFT JOIN leased ON leased.group_id = g.id
  WHERE q.deleted_at IS NULL AND q.id = ANY ($1::int[])
  ORDER BY q.name, g.name;

@@ -20,10 +20,9 @@ const COLOURS = {
   out: "2",
   delivered: "2",
   sent: "2",
-  acked: "2",
+  completed: "2",
   waiting: "3",
   lag: "3",
-  pending: "3",
   failed: "3",
   p99: "3",
   p50: "1",
@@ -165,7 +164,7 @@ export function bars(rows, format = short, title = "") {
   </ul>`;
 }
 
-/** Show the values under the pointer. Called once, for all charts of the page. */
+/** Show the values under the pointer, for all charts of the page. */
 export function followPointer(root, format = short) {
   root.addEventListener("pointermove", (event) => {
     const figure = event.target instanceof Element ? event.target.closest("figure.chart") : null;

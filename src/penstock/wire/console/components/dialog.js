@@ -1,5 +1,5 @@
 /**
- * Dialogs that say what will happen in numbers before it does. One at a time; Escape and Cancel close.
+ * Dialogs that show the effect of an action, in numbers, before it happens. One at a time; Escape and Cancel close.
  *
  *   const yes = await confirm({ title, text: html`...`, button: "Requeue 31 messages", typed: "orders" })
  *   const values = await form({ title, fields: [{ name, label, value, kind, help }], button })
@@ -84,7 +84,7 @@ export function form({ title, text = "", fields, button, check = () => "" }) {
   });
 }
 
-/** Show something without a question. */
+/** Show content without a question. */
 export function show({ title, content }) {
   return open({ title, content, button: "", check: () => "" });
 }

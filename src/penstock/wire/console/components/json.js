@@ -36,7 +36,7 @@ class Digits {
   }
 }
 
-/** JSON as values; numbers as Digits where the browser tells how they were written. */
+/** Parse JSON; numbers become Digits if the browser gives their source text. */
 const parse = (text) =>
   JSON.parse(text, (_, value, context) =>
     typeof value === "number" && context?.source ? new Digits(context.source) : value,
@@ -100,5 +100,5 @@ export function payload(given, mode = "json") {
   return html`<pre class="raw">${cut(text)}</pre>`;
 }
 
-/** The beginning of a payload in one line. */
+/** The beginning of a payload, on one line. */
 export const preview = (text, most = 120) => visible(text.length > most ? `${text.slice(0, most)}…` : text);

@@ -1,6 +1,6 @@
 /**
- * The strip of problems: one line with the worst, the others on request. Somebody who has seen them can
- * acknowledge them. They then leave the strip, in this browser, until they are over; what is new is shown.
+ * The strip of problems: one line with the worst, the others on request. Acknowledged problems are
+ * hidden in this browser until they are over; new ones are shown.
  */
 import { each, html } from "../html.js";
 import { count, duration, moment } from "../format.js";
@@ -10,7 +10,7 @@ let open = false;
 
 const acknowledged = () => new Set(JSON.parse(localStorage.getItem(STORE) ?? "[]"));
 
-/** The texts of problems hold no figure that moves, so a text is the same problem. */
+/** Problems are identified by their texts, which contain no changing figures. */
 function keep(texts) {
   localStorage.setItem(STORE, JSON.stringify([...texts]));
 }
@@ -62,7 +62,7 @@ export function problems(list) {
   </section>`;
 }
 
-/** How many are hidden because somebody acknowledged them. */
+/** The number of acknowledged, hidden problems. */
 export const hidden = (list) => {
   const seen = acknowledged();
   return list.filter((problem) => seen.has(problem.text)).length;

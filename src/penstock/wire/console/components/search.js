@@ -32,7 +32,7 @@ function draw() {
         )
       : asking
         ? ""
-        : html`<li class="none" role="option" aria-selected="false">Nothing has this in its name.</li>`
+        : html`<li class="none" role="option" aria-selected="false">No name contains this.</li>`
     : "";
   render(
     host(),

@@ -1,4 +1,4 @@
-/** The life of a message: moments side by side, the oldest first, each with who and why in words. */
+/** The history of a message: its events, oldest first, each with its cause. */
 import { html } from "../html.js";
 import { clock, moment, plural, when } from "../format.js";
 import { visible } from "./json.js";
@@ -14,7 +14,7 @@ const KINDS = {
 };
 const TITLES = { leased: "leased, not acknowledged yet", retry: "waiting for retry" };
 
-/** What is worth saying about an event besides its name. */
+/** The details of an event. */
 function about(event) {
   const why = event.kind === "requeued" ? died(event.why) : visible(event.why);
   return html`${

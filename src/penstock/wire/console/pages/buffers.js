@@ -1,4 +1,4 @@
-/** Buffers: what waits in files. */
+/** Buffers: events that wait in files. */
 import { ask, get } from "../api.js";
 import { html } from "../html.js";
 import { count, duration, plural, rate, size } from "../format.js";

@@ -1,13 +1,13 @@
-/** Pieces that several pages show alike. */
+/** Elements that several pages share. */
 import { html } from "../html.js";
 import { ago, count, duration, moment } from "../format.js";
 
 export const QUEUE_MODE = "__QUEUE_MODE__";
 
-/** What a group is called: consumers that name none share the queue itself. */
+/** The displayed name of a group; consumers without a group are in queue mode. */
 export const groupName = (group) => (group && group !== QUEUE_MODE ? group : "queue mode");
 
-/** A large figure with its name, and what is said under it. */
+/** A large figure with its name and a note below it. */
 export const figure = (name, value, more = "") =>
   html`<div class="figure"><span>${name}</span><b>${value}</b>${more}</div>`;
 
@@ -57,7 +57,7 @@ const STATES = {
   blocked: "bad",
 };
 
-/** A state as a word, in the colour that it means. */
+/** A state as a coloured word. */
 export const badge = (state) =>
   html`<span class="badge ${STATES[state] ?? ""}">${state ? String(state).replace("_", "-") : "–"}</span>`;
 
@@ -70,7 +70,7 @@ export const tabs = (list, current, href, label) =>
     )}
   </div>`;
 
-/** A queue or topic by its name; its namespace only where that says more. */
+/** The name of a queue or topic, with its namespace if that differs. */
 export const named = (name, namespace) =>
   html`${name}${namespace && namespace !== name ? html` <small>${namespace}</small>` : ""}`;
 
@@ -87,20 +87,20 @@ export const pairs = (rows) =>
 /** Relative time with the absolute one on hover. */
 export const since = (at) => html`<time title="${moment(at)}">${ago(at)}</time>`;
 
-/** How long the oldest one waits, a dash when none does; long waits are said in colour and in words. */
+/** How long the oldest message has waited, or a dash; long waits are marked by colour and text. */
 export const age = (seconds, long = 60) =>
   seconds === 0 ? "–" : seconds > long ? html`<span class="warn">${duration(seconds)}</span>` : duration(seconds);
 
-/** A number that is bad unless it is 0. */
+/** A number that is marked as bad unless it is 0. */
 export const bad = (value) => (value ? html`<span class="bad">${count(value)}</span>` : count(value));
 
-/** What fills an empty list: one sentence and a command to copy. */
+/** The content of an empty list: a sentence and a command to copy. */
 export const teach = (sentence, command) =>
   html`<p>${sentence}</p>
     <pre>${command}</pre>
     <p><button data-action="copy" data-text="${command}">Copy</button></p>`;
 
-/** Pages of a list by offset; the server says how many there are. */
+/** Links to the pages of a list, by offset. */
 export function pager(query, total, shown, context) {
   const offset = Number(query.offset ?? 0);
   if (total <= shown && !offset) return html`<div class="pager">${count(total)} total</div>`;
@@ -112,7 +112,7 @@ export function pager(query, total, shown, context) {
   </div>`;
 }
 
-/** A button that is greyed out, with the reason, when the role does not allow it. */
+/** A button that is disabled, with the reason, if the role does not allow the action. */
 export function button(context, role, action, label, { danger = false, primary = false, data = {} } = {}) {
   const allowed = context.may(role);
   return html`<button

@@ -1,7 +1,7 @@
 /**
- * Dead letters grouped by error, with counts over time, and the newest of them one by one. What is asked
- * for stands in the address (queue, group, error); "requeue all" and "purge all" mean what matches it, and
- * the broker does it. Single letters can be chosen, looked at whole, and edited.
+ * Dead letters grouped by error, with counts over time, and the newest of them one by one. The filter is
+ * in the address (queue, group, error). The broker requeues or purges everything that matches it. Single
+ * letters can be selected, shown in full, and edited.
  */
 import { ask, bytes, get, path, withJson } from "../api.js";
 import { html } from "../html.js";
@@ -50,7 +50,7 @@ const letters = (context, shown) => [
     label: html`<input
       type="checkbox"
       data-action="choose-all"
-      aria-label="Choose all that are listed"
+      aria-label="Select all listed"
       .checked="${shown.length > 0 && shown.every((m) => chosenOf(context.state).has(m.number))}"
     />`,
     kind: "check",
@@ -59,7 +59,7 @@ const letters = (context, shown) => [
         type="checkbox"
         data-action="choose"
         data-id="${m.number}"
-        aria-label="Choose ${m.transactionId}"
+        aria-label="Select ${m.transactionId}"
         .checked="${chosenOf(context.state).has(m.number)}"
       />`,
   },
@@ -87,7 +87,7 @@ const letters = (context, shown) => [
     title: "Payload",
     kind: "preview",
     cell: (m) =>
-      html`<button class="plain link mono" data-action="whole" data-id="${m.number}" title="Show all of it">
+      html`<button class="plain link mono" data-action="whole" data-id="${m.number}" title="Show the whole payload">
         ${preview(m.preview, 80)}
       </button>`,
   },
@@ -112,20 +112,20 @@ const inWords = ({ queue, group, filter: error }) =>
     .filter(Boolean)
     .join(" ");
 
-/** Where the messages go, with counts: named before anything happens. */
+/** Count the messages per destination, for the confirmation. */
 function destinations(data) {
   const rows = new Map();
   for (const row of data.errors) rows.set(place(row), (rows.get(place(row)) ?? 0) + row.count);
   return [...rows].map(([label, value]) => ({ label, value }));
 }
 
-/** Buttons for what is chosen, or for all that match. */
+/** Buttons for the selected letters, or for all that match. */
 function tools(data, context) {
   const chosen = data.letters.filter((m) => chosenOf(context.state).has(m.number)).length;
   if (chosen) {
-    return html`${button(context, "read_write", "requeue-chosen", `Requeue ${count(chosen)} chosen`, { primary: true })}
-      ${button(context, "admin", "delete-chosen", `Delete ${count(chosen)} chosen`, { danger: true })}
-      <button data-action="choose-none">Choose none</button>`;
+    return html`${button(context, "read_write", "requeue-chosen", `Requeue ${count(chosen)} selected`, { primary: true })}
+      ${button(context, "admin", "delete-chosen", `Delete ${count(chosen)} selected`, { danger: true })}
+      <button data-action="choose-none">Clear selection</button>`;
   }
   if (!data.total) return "";
   return html`${button(context, "read_write", "requeue", `Requeue all ${count(data.total)}`, { primary: true })}
@@ -172,7 +172,7 @@ function view(data, context) {
     }`;
 }
 
-/** The chosen ones that are listed. */
+/** The selected letters that are listed. */
 const chosenLetters = ({ data, state }) => data.letters.filter((m) => chosenOf(state).has(m.number));
 
 async function actOnChosen(action, context) {
@@ -214,7 +214,7 @@ const actions = {
       text: html`<p>
           The edited payload goes to the end of ${letter.queue} / ${letter.partition} as a new message, with the same
           headers. Every group of ${letter.queue} will get it. The dead letter is removed; the new message keeps the old
-          payload in its history, and the audit says who did it.
+          payload in its history, and the audit log records who did it.
         </p>
         <p class="bad">${visible(letter.error)}</p>`,
       fields: [{ name: "payload", label: "Payload (JSON)", kind: "json", value: body }],

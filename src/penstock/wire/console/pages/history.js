@@ -14,13 +14,13 @@ const RANGES = [
 const ROLLED_UP_MS = 30_000; // a new minute comes once a minute
 let last = { key: "", at: 0, minutes: null };
 
-/** The series of the range in the address; null for the 15 minutes that the live state has. */
+/** Load the series of the range in the address; null for the last 15 minutes, which the live state has. */
 export const loadHistory = (query, signal, queue = "", standard = "1h") => {
   const range = query.range ?? standard;
   return range === "15m" ? null : get("/api/v1/history", { range, queue }, signal);
 };
 
-/** Links to the other ranges. */
+/** Links to the other time ranges. */
 export const ranges = (context, standard, some = RANGES) =>
   html`<span class="tabs" role="navigation" aria-label="Time range"
     >${some.map(
@@ -40,7 +40,7 @@ const chart = ({ times, series }, names, title) =>
     ${lines({ times, series: names.map((name) => ({ name, values: series[name] ?? [] })), title, format: rate })}
   </div>`;
 
-/** The last hour of a queue or a topic as the rollup pipeline wrote it down; no points where it did not run. */
+/** Load the last hour of a queue or a topic from the rollup; no points where the pipeline did not run. */
 export async function loadRolledUp(of, signal) {
   const key = JSON.stringify(of);
   if (!(Date.now() - last.at < ROLLED_UP_MS && last.key === key)) {
@@ -74,7 +74,7 @@ function worst(points) {
   };
 }
 
-/** Charts of what only rolled-up minutes have: lag and latency over the last hour. */
+/** Charts of figures that only the rollup has: lag and latency over the last hour. */
 export function rolledUp(minutes) {
   if (!minutes?.points.length) return "";
   const { times, lag, latency } = worst(minutes.points);
@@ -90,7 +90,7 @@ export function rolledUp(minutes) {
   </div>`;
 }
 
-/** The tab of a queue: its minutes, and what the rollup pipeline knows besides. */
+/** The charts of a queue: its minutes, and the figures of the rollup. */
 export const loadCharts = async (name, query, signal) => {
   const [series, minutes] = await Promise.all([
     loadHistory(query, signal, name),
@@ -102,7 +102,7 @@ export const loadCharts = async (name, query, signal) => {
 export function history(data, context) {
   return html`<div class="tools">${ranges(context, "1h", RANGES.slice(1))}</div>
     <div class="cards">
-      ${chart(data.list, ["pushed", "delivered"], "Messages per second")}
+      ${chart(data.list, ["pushed", "completed"], "Messages per second")}
       ${chart(data.list, ["failed", "dead"], "Failed attempts and dead letters per second")}
     </div>
     ${rolledUp(data.list.minutes)}`;

@@ -1,4 +1,4 @@
-/** The message browser of a queue, and one message: its life line, its payload, what can be done. */
+/** The message browser of a queue, and one message: its history, payload and actions. */
 import { ask, bytes, get, path } from "../api.js";
 import { html } from "../html.js";
 import { count, moment, size, when } from "../format.js";
@@ -17,7 +17,7 @@ const STATES = {
   failed: ["failed", "bad"],
   leased: ["leased", "warn"],
   waiting: ["waiting", ""],
-  completed: ["delivered", "good"],
+  completed: ["completed", "good"],
 };
 const state = (status) => {
   const [word, kind] = STATES[status] ?? [status, ""];
@@ -53,7 +53,7 @@ const COLUMNS = [
   { name: "producer", title: "By", cell: (m) => m.producer ?? "" },
 ];
 
-/** The rows of a queue's messages tab: a search when one is asked for, else the newest, each with a preview. */
+/** Load the rows of a queue's messages tab: the results of a search, or the newest, each with a preview. */
 export async function loadMessages(queue, query, signal) {
   const found = (asked) => get(path`/api/v1/queues/${queue}/messages`, asked, signal);
   if (query.id) return found({ transactionId: query.id });
@@ -72,7 +72,7 @@ export async function loadMessages(queue, query, signal) {
   return { ...list, messages: list.messages.map((m) => ({ ...m, preview: previews.get(linkTo(m)) })) };
 }
 
-/** How old a listing may be that comes from `database.read_url`. */
+/** The age of a listing that comes from `database.read_url`. */
 const standby = (behind) =>
   behind === undefined
     ? ""
@@ -119,7 +119,7 @@ export function messages(data, context) {
     </div>`;
 }
 
-/** What is known of a message besides its payload. */
+/** The fields of a message besides its payload. */
 const facts = (data) =>
   pairs([
     ["transaction id", html`<code>${data.transactionId}</code>`],
@@ -168,7 +168,7 @@ export const message = {
             MODES.map((one) => [one, one]),
             mode,
             (one) => context.withQuery({ mode: one }),
-            "Form of the payload",
+            "View of the payload",
           )}
           ${payload(data.body, mode)}
         </div>

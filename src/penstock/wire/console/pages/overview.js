@@ -8,7 +8,7 @@ import { loadHistory, ranges } from "./history.js";
 
 const MINUTE = 60_000;
 
-/** The samples of the last minute, for a line beside a figure. */
+/** The samples of the last minute, for a sparkline. */
 function tail(name) {
   const { times, series } = live.history;
   const first = times.findIndex((at) => at > times.at(-1) - MINUTE);
@@ -20,6 +20,7 @@ const WAITING = "messages that a group of their queue has not finished yet, or t
 const PARTS = { queues: "queues, once per group", routes: "routes", topics: "topics" };
 // A message waits once; what is outstanding are deliveries, one for each group that has not had it.
 const TERMS = [
+  ["completed", "completed"],
   ["delivered", "delivered"],
   ["dead", "dead"],
   ["dropped", "dropped"],
@@ -31,7 +32,7 @@ const TERMS = [
 ];
 const ONLY_SOME = ["dropped", "skipped", "removed", "compacted"]; // shown when there are any
 
-/** Whether what was accepted is all accounted for; null where that cannot be said. */
+/** Return whether everything accepted is accounted for; null if that is not known. */
 const verdict = (agrees) =>
   agrees === null || agrees === undefined
     ? ""
@@ -39,7 +40,10 @@ const verdict = (agrees) =>
       ? html`<span class="good">✓ all accounted for</span>`
       : html`<span class="bad">✗ the figures do not add up</span>`;
 
-/** accepted = delivered + dead + dropped + outstanding (+ skipped), per part (of topics: kept + removed + compacted). */
+/**
+ * accepted = completed (of routes: delivered) + dead + dropped + outstanding (+ skipped), per part.
+ * Of topics: accepted = kept + removed + compacted.
+ */
 function part(row) {
   const terms = TERMS.filter(([name]) => name in row && (row[name] || !ONLY_SOME.includes(name)));
   return html`<div class="ledger">
@@ -95,7 +99,7 @@ function database(card) {
 
 const DAY = 86_400;
 
-/** How full the disk is, and when it will be full if the last hours go on. */
+/** How full the disk is, and when it will be full at the rate of the last hours. */
 function space(disk) {
   if (!disk) return "–";
   const left = disk.fullInSeconds;
@@ -150,7 +154,7 @@ export const overview = {
       ${now.problems?.length ? "" : html`<p class="well">✓ No problems.</p>`}
       <div class="figures">
         ${figure("pushed/s", rate(sample.pushed), sparkline(tail("pushed"), "pushed", "pushed per second"))}
-        ${figure("delivered/s", rate(sample.delivered), sparkline(tail("delivered"), "delivered", "delivered per second"))}
+        ${figure("completed/s", rate(sample.completed), sparkline(tail("completed"), "completed", "completed per second"))}
         ${figure(
           html`<span title="${WAITING}">waiting</span>`,
           count(sample.waiting),
@@ -168,7 +172,7 @@ export const overview = {
           <h2>In and out, messages per second ${ranges(context, "15m")}</h2>
           ${lines({
             times,
-            series: ["pushed", "delivered"].map((name) => ({ name, values: series[name] ?? [] })),
+            series: ["pushed", "completed"].map((name) => ({ name, values: series[name] ?? [] })),
             title: "Messages per second",
             format: rate,
           })}

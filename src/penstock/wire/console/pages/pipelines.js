@@ -87,7 +87,7 @@ const BATCHES = [
   { name: "ms", title: "Duration", number: true, cell: (b) => duration(b.ms / 1000) },
 ];
 
-/** What the rollup pipeline wrote down of all queues and topics, per minute. */
+/** The rollup of all queues and topics, per minute. */
 function rolledUp({ upto, times, series }) {
   if (!upto) return "";
   const shown = Object.entries(series).map(([name, values]) => ({
@@ -99,7 +99,7 @@ function rolledUp({ upto, times, series }) {
     <div class="cards"><div class="card">${lines({ times, series: shown, title, format: count })}</div></div>`;
 }
 
-/** Stop while it runs, remove when it is over. */
+/** The button of a pipeline: stop it while it runs, remove it afterwards. */
 function deed(p, context) {
   if (["running", "idle"].includes(p.state) && !p.stopping) {
     return button(context, "admin", "stop", "Stop", { data: { name: p.name } });

@@ -46,8 +46,8 @@ function groups(data, context) {
     { name: "seconds", title: "Behind", number: true, card: true, cell: (g) => age(g.lagSeconds) },
     { name: "leased", title: "Leased", number: true, cell: (g) => count(g.leased) },
     { name: "consumers", title: "Consumers", number: true, cell: (g) => count(consumerCount(consumersOf(data, g))) },
-    { name: "rate", title: "Delivered/s", number: true, cell: (g) => rate(g.rate) },
-    { name: "acked", title: "Delivered", number: true, cell: (g) => count(g.completed) },
+    { name: "rate", title: "Completed/s", number: true, cell: (g) => rate(g.rate) },
+    { name: "completed", title: "Completed", number: true, cell: (g) => count(g.completed) },
     { name: "failed", title: "Failed", number: true, cell: (g) => count(g.failed) },
     {
       name: "dead",
@@ -249,7 +249,7 @@ export const queue = {
       <div class="figures">
         ${figure("waiting", count(data.waiting), sparkline(data.history ?? [], "waiting", "waiting, last minute"))}
         ${figure("oldest waiting", age(data.oldest))} ${figure("pushed/s", rate(data.pushedRate))}
-        ${figure("delivered/s", rate(data.deliveredRate))} ${figure("stored", count(data.stored))}
+        ${figure("completed/s", rate(data.completedRate))} ${figure("stored", count(data.stored))}
         ${figure("dead letters", bad(data.deadLetters))}
       </div>
       ${tabs(TABS, tab[0], (name) => `${linkTo(data.name)}?tab=${name}`, "Parts of this queue")}

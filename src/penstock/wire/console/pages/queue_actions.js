@@ -1,4 +1,4 @@
-/** What can be done to a queue and its groups. */
+/** The actions on a queue and its groups. */
 import { ask, path, withJson } from "../api.js";
 import { html } from "../html.js";
 import { count, plural } from "../format.js";
@@ -89,7 +89,7 @@ export const actions = {
   async clear(_, { params, data, say, refresh }) {
     const text = html`<p>
       ${plural(data.stored, "message")} of ${params.queue} will be deleted for all groups; ${count(data.waiting)} of
-      them are not consumed yet. This cannot be undone.
+      them have not been consumed. This cannot be undone.
     </p>`;
     if (
       !(await confirm({

@@ -1,4 +1,4 @@
-/** The records of a topic: a list from an offset or a time on, a live tail, and one record whole. */
+/** The records of a topic: a list from an offset or a time on, a live tail, and a single record. */
 import { get, listen, path } from "../api.js";
 import { html } from "../html.js";
 import { count, moment, size, when } from "../format.js";
@@ -11,10 +11,10 @@ const MOST_TAILED = 200;
 export const linkTo = (topic, ...rest) =>
   `#${["/topics", topic, ...rest].map((part, i) => (i ? encodeURIComponent(part) : part)).join("/")}`;
 
-/** Bytes that came as base64. */
+/** Decode base64. */
 const decoded = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
-/** A key or the value of a header: text, or {base64}; null is nothing. */
+/** Format a key or header value: text, or {base64}; null is shown as nothing. */
 const word = (value) =>
   value === null ? "null" : typeof value === "string" ? visible(value) : `base64 ${value.base64}`;
 
@@ -85,7 +85,7 @@ export function tail(context) {
     });
 }
 
-/** Links to the page before and after this one. */
+/** Links to the previous and the next page. */
 function pager(page, context) {
   const first = page.records[0]?.offset ?? page.next_offset;
   const after = (page.records.at(-1)?.offset ?? page.next_offset) + 1;
@@ -192,7 +192,7 @@ export const record = {
       MODES.map((one) => [one, one]),
       mode,
       (one) => context.withQuery({ mode: one }),
-      "Form of the payload",
+      "View of the payload",
     );
     return html`${title}${steps}
       <div class="cards">

@@ -1,4 +1,4 @@
-/** Routes: what carries records on to other places, what waits there, and why it waits. */
+/** Routes: their state, queued records and errors. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
 import { count, duration, moment, plural, rate, size } from "../format.js";
@@ -26,10 +26,10 @@ const OUTCOMES = {
   dropped: "dropped",
   queued: "waiting",
 };
-/** What a running route is while its breaker lets nothing, or only a probe, pass. */
+/** The state of a running route whose breaker is open or half-open. */
 const BROKEN = { open: "failing", half_open: "probing" };
 
-/** The state of a route: one that cannot send does not run, whatever its process does. */
+/** Return the state of a route: one that cannot send is not shown as running. */
 function state(r) {
   if (r.triesAgainSeconds !== null && r.paused) return badge("denied");
   return badge((r.state === "running" && BROKEN[r.breaker?.state]) || r.state);
@@ -154,7 +154,7 @@ const act =
     refresh();
   };
 
-/** Whether the records of all outcomes add up to those accepted. */
+/** Show whether the records of all outcomes add up to the accepted ones. */
 function balance({ accepted, delivered, deadLettered, dropped, queued }) {
   const known = delivered + deadLettered + queued + Object.values(dropped).reduce((sum, n) => sum + n, 0);
   return known === accepted

@@ -1,4 +1,4 @@
-/** Delayed messages: what waits for its time in a queue, and a way to cancel it. */
+/** The delayed messages of a queue, and how to cancel them. */
 import { ask, bytes, get, path } from "../api.js";
 import { html } from "../html.js";
 import { duration, moment } from "../format.js";

@@ -1,4 +1,4 @@
-/** Schedules: what is pushed at the times of a cron expression, and what became of the last runs. */
+/** Schedules: messages pushed at the times of a cron expression, and the results of the last runs. */
 import { ask, get, path, withJson } from "../api.js";
 import { html } from "../html.js";
 import { inWords } from "../cron.js";

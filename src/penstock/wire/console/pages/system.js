@@ -1,4 +1,4 @@
-/** What this broker is: versions, listeners, processes, the configuration in force, its log, and who changed what. */
+/** This broker: versions, listeners, processes, effective configuration, log and audit. */
 import { get } from "../api.js";
 import { html } from "../html.js";
 import { count, duration, size } from "../format.js";

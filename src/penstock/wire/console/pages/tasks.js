@@ -1,4 +1,4 @@
-/** Work that the broker does in the background: shown where it was begun, with progress, until it is over. */
+/** Background tasks of the broker, shown with their progress on the page that started them. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
 import { count } from "../format.js";
@@ -10,7 +10,7 @@ const DONE = { requeue: "requeued", purge: "deleted" };
 
 export const loadTasks = (signal) => get("/api/v1/tasks", {}, signal);
 
-/** Those that run, and those that ended a short while ago. */
+/** Load the running tasks and those that ended recently. */
 export function tasks(list, context) {
   const shown = list.filter((task) => task.state === "running" || Date.now() - task.endedAt < RECENT).slice(0, 5);
   if (!shown.length) return "";

@@ -1,4 +1,4 @@
-/** One topic: its partitions, groups, segments and records, and what can be done. */
+/** One topic: its partitions, groups, segments, records and actions. */
 import { ask, get, path } from "../api.js";
 import { html } from "../html.js";
 import { count, duration, plural, rate, size } from "../format.js";
@@ -65,19 +65,19 @@ const PLACEMENT = [
   { name: "until", title: "Moved up to", number: true, cell: (p) => count(p.shared.tiered_until ?? p.first_offset) },
 ];
 
-/** Where the records of a shared topic are, and whether old ones move in time. */
+/** Where the records of a shared topic are, and whether old ones are moved on schedule. */
 function placement(partitions) {
   const late = partitions.map((p) => p.shared.mover_lag);
   const text = late.includes(null)
     ? "there is no object store (topics.shared_tier), so all records stay in PostgreSQL"
     : Math.max(...late) > 0
       ? `the mover is ${duration(Math.max(...late))} late`
-      : "old records move to object storage in time";
+      : "old records move to object storage on schedule";
   return html`<h2>Where the records are <small>${text}</small></h2>
     ${table({ columns: PLACEMENT, rows: partitions, key: (p) => p.partition, caption: "Where the records are" })}`;
 }
 
-/** What becomes of old records, in words. */
+/** Describe the retention of the topic. */
 function retention({ policy, placement, retention: { bytes, age: seconds } }) {
   if (policy === "compact") return "compacted: the latest record of each key is kept";
   const bounds = [bytes && size(bytes), seconds && duration(seconds)].filter(Boolean);
@@ -86,7 +86,7 @@ function retention({ policy, placement, retention: { bytes, age: seconds } }) {
     : "kept forever";
 }
 
-/** Who reads: Kafka clients with their partitions, or members that hold leases. */
+/** The members of a group: Kafka clients with their partitions, or holders of leases. */
 function members(group) {
   if (group.members.length) {
     return group.members.map(
@@ -103,7 +103,7 @@ function members(group) {
   return leasing.length ? leasing.join(", ") : html`<small>no active member</small>`;
 }
 
-/** The committed offset: of each partition where there are several. */
+/** The committed offset, per partition if there are several. */
 const committed = (group) =>
   group.partitions.length === 1
     ? count(group.partitions[0].committed)

@@ -8,7 +8,7 @@ import { table } from "../components/table.js";
 import { bad, button, filter, pager, teach } from "./common.js";
 import { linkTo } from "./records.js";
 
-/** What is in PostgreSQL has no segments, and is measured on the topic's own page only. */
+/** Shared topics have no segments; their own page shows their size. */
 const shared = (t) => t.placement === "shared";
 
 const COLUMNS = [

@@ -59,7 +59,7 @@ class AnalyticsApi:
             [minute.timestamp() * 1000 for minute in totals.minutes],
             {
                 "pushed": totals.pushed,
-                "delivered": totals.delivered,
+                "completed": totals.delivered,
                 "produced": totals.produced,
             },
         )

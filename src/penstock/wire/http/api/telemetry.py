@@ -1,12 +1,13 @@
-"""Telemetry into routes: OTLP/HTTP and Prometheus remote write 1.0.
+"""Accept telemetry for routes: OTLP/HTTP and Prometheus remote write 1.0.
 
-A request is answered with success when it is in the send queue, as durably as the route's policy
-says. It is stored as it came (`penstock.export.telemetry_request`). An empty one is not stored.
+A request succeeds when it is in the send queue, with the durability of the route. It is stored
+unchanged (`penstock.export.telemetry_request`). An empty request is not stored.
 
-Exporters give up on statuses that they do not expect: OTLP knows four that are retried, and some
-exporters drop the data on two of those. So whatever may pass (a full queue, a full disk, a route
-that cannot start, a fault of ours) is 503 with Retry-After here, never 429 or 507. Errors have the
-form that the protocol wants: google.rpc.Status in the type of the request, or plain text.
+Exporters drop the data after statuses that they do not expect: OTLP defines four that are retried,
+and some exporters do not retry two of those. So every temporary failure (a full queue, a full disk,
+a route that cannot start, a fault of the broker) is answered with 503 and Retry-After, never with
+429 or 507. Errors have the form of the protocol: google.rpc.Status in the type of the request, or
+plain text.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from penstock.wire.http.compress import unpack
 from penstock.wire.http.messages import EMPTY, Headers, HttpHead, Request, Response
 from penstock.wire.http.routes import serves
 
-RETRY_AFTER_SECONDS = 5  # until an exporter that got a 503 tries again
+RETRY_AFTER_SECONDS = 5  # in a 503
 PLAIN = "text/plain; charset=utf-8"
 _MEDIA = (PROTOBUF, JSON)
 _STATUS_MESSAGE = 2  # field of google.rpc.Status
@@ -39,7 +40,7 @@ _NOT_STORED = "the send queue of route {name} is full"
 
 
 def write_otlp_error(head: HttpHead, status: int, text: str, headers: Headers) -> Response:
-    """google.rpc.Status in the type of the request; in JSON when it had another."""
+    """Return a google.rpc.Status in the type of the request, or in JSON if it had another type."""
     status, headers = _for_exporters(status, headers)
     if media_type((head.media or b"").decode("latin-1")) == PROTOBUF:
         return Response(status, text_field(_STATUS_MESSAGE, text), PROTOBUF, headers)
@@ -47,7 +48,7 @@ def write_otlp_error(head: HttpHead, status: int, text: str, headers: Headers) -
 
 
 def write_plain_error(_: HttpHead, status: int, text: str, headers: Headers) -> Response:
-    """What senders of remote write put into their log."""
+    """Return the error as plain text, which senders of remote write log."""
     status, headers = _for_exporters(status, headers)
     return Response(status, f"{text}\n".encode(), PLAIN, headers)
 
@@ -122,7 +123,7 @@ class TelemetryApi:
             raise Unavailable(_NOT_STORED.format(name=into.name), RETRY_AFTER_SECONDS)
 
     def _is_empty(self, request: TelemetryRequest) -> bool:
-        """Check the request and tell whether nothing is in it."""
+        """Check the request. Return whether it is empty."""
         plain = request.body
         if request.encoding == "gzip":
             plain = unpack(plain, "gzip", self._max_body)
@@ -132,14 +133,14 @@ class TelemetryApi:
 
 
 def _described(request: Request) -> tuple[str, str]:
-    """The type and the coding of the body; "" for what is not named."""
+    """Return the type and the coding of the body; "" for a missing one."""
     coding = (request.header("content-encoding") or "").strip().lower()
     return request.header("content-type") or "", "" if coding == "identity" else coding
 
 
 def _unpack_snappy(data: bytes, limit: int) -> bytes:
-    """The body in snappy's block format, if it has at most `limit` bytes then."""
-    import cramjam  # 2 MiB that most brokers do without
+    """Decompress a body in snappy's block format. Raises TooLarge above `limit` bytes."""
+    import cramjam  # imported here, since it needs 2 MiB and most brokers do not use it
 
     try:
         if cramjam.snappy.decompress_raw_len(data) > limit:

@@ -21,8 +21,8 @@ from penstock.contract.topics import (
 )
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import epoch_seconds
-from penstock.topics.groups import Groups, OffsetRange
-from penstock.topics.shared.groups import SharedLease
+from penstock.topics.groups import Groups
+from penstock.topics.shared.groups import OffsetRange
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.wire.http.routes import route, serves
 
@@ -145,7 +145,7 @@ class TopicGroupsApi:
         return Committed(group, topic, offset, lag)
 
 
-def _leased(lease: OffsetRange | SharedLease) -> Leased:
+def _leased(lease: OffsetRange) -> Leased:
     seconds = round(max(0.0, lease.expires - time.monotonic()), 3)
     return Leased(lease.lease_id, lease.start, lease.end, seconds)
 
