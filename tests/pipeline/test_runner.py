@@ -121,7 +121,7 @@ def test_dead_letters_that_cannot_be_written_end_the_command_with_their_name(
 def test_options_of_a_sink_that_shares_its_step_are_checked_before_the_first_batch(
     spark, server, tcp, tmp_path, trigger: str
 ) -> None:
-    second = "postgres: orders, options: {databas: x}, from: good"
+    second = "postgres: orders, options: {{databas: x}}, from: good"
     file = two_sinks(server, tcp, tmp_path, trigger, second)
     with pytest.raises(ConfigError, match="a postgres sink has no option 'databas'"):
         build(spark, file)
