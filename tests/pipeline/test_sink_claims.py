@@ -2,8 +2,10 @@
 alike.
 """
 
+import asyncio
 import random
 import tempfile
+import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import Conflict, Full, Unavailable
+from penstock.io.journal import events
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.sinks import held_rows, identity
 from penstock.pipeline.sinks.held_rows import Checksum, Held
@@ -25,7 +28,7 @@ from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.admin.sinks import forget_idle_sinks
 from penstock.queues.options import QueueOptions
 from penstock.queues.types import Item
-from penstock.topics.write_claims import JOURNAL, WriteClaims
+from penstock.topics.write_claims import FIELDS, JOURNAL, WriteClaims
 from tests.queues.support import running
 
 
@@ -165,6 +168,37 @@ async def test_the_journal_of_claims_survives_damage_and_stays_small(
         ).verdict == "write"  # it had expired
         sinks.forget("out")
         assert (await sinks.claim(claim(0, 0, "new", "r"))).verdict == "write"
+
+
+async def test_the_claims_on_a_deleted_topic_do_not_come_back_with_a_restart(
+    tmp_path: Path,
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        sinks = sinks_in(tmp_path, pool)
+        await sinks.claim(claim(0, 0, "a", "r"))
+        await finish(sinks, 0, 0)
+        sinks.forget("out")
+        await sinks.stop()
+        sinks = sinks_in(tmp_path, pool)
+        await sinks.start()
+        assert (await sinks.claim(claim(0, 0, "a", "r"))).verdict == "write"
+
+
+async def test_a_claim_whose_caller_is_cancelled_leaves_the_journal_whole(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        busy = threading.Event()
+        pool.submit(busy.wait)  # the write of the journal waits in the pool
+        sinks = sinks_in(tmp_path, pool)
+        asking = asyncio.create_task(sinks.claim(claim(0, 0, "a", "first")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        asking.cancel()
+        busy.set()
+        second = await sinks.claim(claim(0, 0, "b", "second"))
+        assert second.verdict == "other"  # the first claim was recorded, and before this one
+        await sinks.stop()
+        _, damaged = events((tmp_path / JOURNAL).read_bytes(), FIELDS)
+        assert damaged == 0
 
 
 def rows(values: list[bytes | None], *cuts: int) -> list[pa.RecordBatch]:

@@ -140,7 +140,7 @@ class Groups:
         self.assigned.stop()
         await self.history.stop()
         await self._journal.stop()
-        self.write_claims.close()
+        await self.write_claims.stop()
 
     # Committed offsets
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import StorageError
 from penstock.io.fs import DISK, Fs
 from penstock.io.journal import SNAPSHOT_BYTES, SNAPSHOT_FACTOR, JournalFile, events, line
 from penstock.io.tasks import in_pool
@@ -83,7 +84,8 @@ class WriteClaims:
         self._sinks: dict[Key, dict[int, _Batch]] = {}
         self._limit = SNAPSHOT_BYTES  # bytes from which on the journal is replaced by a snapshot
         self._rewrite = False  # the journal's end cannot be trusted
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # held by a write until its thread has ended
+        self._replacements: set[asyncio.Task[None]] = set()  # after topics were deleted
 
     async def start(self) -> None:
         data = await in_pool(self._pool, self._file.read)
@@ -98,10 +100,16 @@ class WriteClaims:
                 damaged,
             )
 
-    def close(self) -> None:
-        self._file.close()
+    async def stop(self) -> None:
+        await asyncio.gather(*self._replacements)
+        async with self._lock:  # a write under way ends first
+            self._file.close()
 
     async def claim(self, claim: Claim) -> Claimed:
+        """Answer whether a task may write. Cancelling the caller does not interrupt the write."""
+        return await asyncio.shield(asyncio.create_task(self._claim(claim)))
+
+    async def _claim(self, claim: Claim) -> Claimed:
         async with self._lock:
             batches = self._sinks.get((claim.target, claim.app), {})
             newest = max([claim.batch, *batches])
@@ -131,8 +139,11 @@ class WriteClaims:
 
     async def commit(self, done: Commit) -> None:
         """Record that a task has written all its rows, or that all tasks of a batch have. Such a
-        batch accepts no more tasks.
+        batch accepts no more tasks. Cancelling the caller does not interrupt the write.
         """
+        await asyncio.shield(asyncio.create_task(self._commit(done)))
+
+    async def _commit(self, done: Commit) -> None:
         async with self._lock:
             batch = self._sinks.get((done.target, done.app), {}).get(done.batch)
             if batch is None:
@@ -146,12 +157,24 @@ class WriteClaims:
                 )
 
     def forget(self, topic: str) -> None:
-        """Forget the claims on a deleted topic. If the broker ends before the next write, they come
-        back; then only other rows under an old identity are refused.
+        """Forget the claims on a deleted topic, and replace the journal in the background: if they
+        came back, a sink that starts again with a new topic of this name would write nothing.
         """
-        for key in [key for key in self._sinks if key[0] == topic]:
+        keys = [key for key in self._sinks if key[0] == topic]
+        for key in keys:
             del self._sinks[key]
-        self._rewrite = True
+        if keys:
+            replacement = asyncio.create_task(self._replace())
+            self._replacements.add(replacement)
+            replacement.add_done_callback(self._replacements.discard)
+
+    async def _replace(self) -> None:
+        async with self._lock:
+            try:
+                await self._write_snapshot(self._snapshot())
+            except StorageError as error:
+                self._rewrite = True
+                log.warning("%s still has the claims on a deleted topic: %s", JOURNAL, error)
 
     async def _record(self, claim: Claim, earlier: _TaskClaim | None = None) -> None:
         """Record a claim. If it was made before, record only that this run made it too."""
@@ -165,14 +188,17 @@ class WriteClaims:
         text = line(event)
         if self._rewrite or self._file.size > self._limit:
             self._expire()
-            text = self._snapshot() + text
-            await in_pool(self._pool, self._file.replace, text)
-            self._limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * len(text))
+            await self._write_snapshot(self._snapshot() + text)
         else:
             self._rewrite = True  # until the line is known to be whole
             await in_pool(self._pool, self._file.append, text)
-        self._rewrite = False
+            self._rewrite = False
         self._apply(event)
+
+    async def _write_snapshot(self, text: bytes) -> None:
+        await in_pool(self._pool, self._file.replace, text)
+        self._limit = max(SNAPSHOT_BYTES, SNAPSHOT_FACTOR * len(text))
+        self._rewrite = False
 
     def _apply(self, event: list[Any]) -> None:
         kind, target, app, number, *rest = event
