@@ -316,7 +316,7 @@ def sink_place(name: str) -> str:
 def source_kind(
     pipeline: PipelineFile, source: PipelineSource
 ) -> tuple[type[ReachOptions] | None, dict[str, Any]]:
-    """The struct and the values of a source's options; None for what Spark itself reads."""
+    """Return the struct and the values of a source's options; None if Spark itself reads it."""
     if source.static:
         return None, source.options
     given = {"group": pipeline.name, **source.options}
@@ -334,7 +334,7 @@ def source_kind(
 def sink_kind(
     pipeline: PipelineFile, sink: PipelineSink, app: str
 ) -> tuple[type[SinkOptions] | None, dict[str, Any]]:
-    """The struct and the values of a sink's options; None for what Spark itself writes."""
+    """Return the struct and the values of a sink's options; None if Spark itself writes it."""
     if not (sink.topic or sink.queue):
         return None, sink.options
     options = {"appId": app, "url": pipeline.url, "broker": pipeline.broker}

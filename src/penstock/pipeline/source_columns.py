@@ -32,7 +32,7 @@ KINDS = {
 
 
 def ddl(schema: pa.Schema) -> str:
-    """The schema as Spark reads it."""
+    """Return the schema as Spark reads it."""
     return ", ".join(f"{field.name} {KINDS[field.type]}" for field in schema)
 
 
@@ -63,7 +63,7 @@ META = {
 
 
 def checked_columns(source: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
-    """The names of columns that a read asks for; InvalidRequest when the source has no such."""
+    """Return the columns that a read asks for. Raise InvalidRequest for unknown ones."""
     unknown = [name for name in names if name not in schema.names]
     if unknown:
         raise InvalidRequest(
@@ -82,7 +82,7 @@ class ArchivedRecords:
 
 
 def topic_batch(label: str, records: Slice | ArchivedRecords, names: list[str]) -> pa.RecordBatch:
-    """The records of a partition as a batch with the named columns of ALL_TOPIC_COLUMNS."""
+    """Return the records of a partition as a batch with the named columns of ALL_TOPIC_COLUMNS."""
     count = len(records.offsets)
     topic, partition = split_label(label)
     keyed = records.records if isinstance(records, Slice) else None
@@ -113,8 +113,9 @@ def _header_rows(headers: Headers) -> list[dict[str, str | bytes | None]]:
 
 
 def origin_columns(kind: str, fields: list[str]) -> list[str]:
-    """The columns of a source that a JSON schema of these fields leaves a name for: a field of the
-    record takes precedence."""
+    """Return the origin columns of a source whose names a JSON schema does not use: a field of the
+    record takes precedence.
+    """
     taken = {name.lower() for name in fields}
     for name in (CORRUPT, REASON):
         if name in taken:

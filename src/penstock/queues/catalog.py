@@ -46,18 +46,18 @@ class QueueCatalog:
         self.queues.clear()
 
     def shares(self, queue: str) -> bool:
-        """Whether consumers share its partitions (`ordering: none`), as far as we remember."""
+        """Return whether consumers share its partitions (`ordering: none`), if remembered."""
         info = self.queues.get(queue)
         return info is not None and info.options.ordering == "none"
 
     def encrypted(self, queue: str) -> bool | None:
-        """Whether a queue asks for encryption; None when we do not remember it."""
+        """Return whether the queue is encrypted; None if that is not remembered."""
         info = self.queues.get(queue)
         return None if info is None else info.options.encryption_enabled
 
     @property
     def installation(self) -> int:
-        """The number in all ids of this database. Unavailable before it was reached once."""
+        """Return the number in all ids of this database. Raise Unavailable until it is known."""
         if self._database.identity is None:
             raise Unavailable("the database is down")
         return self._database.identity
@@ -84,7 +84,7 @@ class QueueCatalog:
         return prefix + "0" * 12, ids
 
     def _prefix(self, partition: int) -> str:
-        """All but the last twelve digits of the ids of a partition and its messages."""
+        """Return all but the last twelve digits of the ids of a partition and its messages."""
         prefix = self._prefixes.get(partition)
         if prefix is None:
             prefix = text_of(base_of(self.installation, partition))[:24]
@@ -109,7 +109,7 @@ class QueueCatalog:
         return info
 
     async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:
-        """The queues of a namespace and/or task, the most important first."""
+        """Return the queues of a namespace and/or task, the highest priority first."""
         rows = await self._database.read(
             """SELECT * FROM queues
                 WHERE deleted_at IS NULL AND ($1::text IS NULL OR namespace = $1)
@@ -139,7 +139,7 @@ class QueueCatalog:
             self.partitions[missing[row["ord"] - 1]] = row["partition_id"]
 
     async def partition(self, queue: str, name: str) -> int | None:
-        """The number of an existing partition."""
+        """Return the number of an existing partition."""
         number = self.partitions.get((queue, name))
         if number is None:
             rows = await self._database.read(
@@ -154,7 +154,7 @@ class QueueCatalog:
         return number
 
     async def partition_counts(self, queues: Iterable[int]) -> dict[int, int]:
-        """How many partitions each queue has; a large count may be some seconds old."""
+        """Return how many partitions each queue has; a large count may be some seconds old."""
         now = time.monotonic()
         wanted = set(queues)
         counts = {

@@ -197,7 +197,7 @@ class Pops:
             pass
 
     def _patience(self, wanted: PopRequest) -> float:
-        """How many seconds it waits."""
+        """Return how many seconds the pop waits."""
         if not wanted.wait:
             return 0.0
         default = self._settings.default_timeout
@@ -206,7 +206,7 @@ class Pops:
     # What to take from
 
     async def _takes(self, wanted: PopRequest) -> list[Take]:
-        """A take for each queue that it wants, the most important first."""
+        """Return a take for each queue that the pop wants, the highest priority first."""
         start = subscription_of(wanted, self._settings.default_subscription_mode)
         if wanted.queue is not None:
             check_name("queue", wanted.queue)
@@ -229,7 +229,9 @@ class Pops:
     async def _group(
         self, queue: str, group: str, partition: int | None, start: tuple[str, datetime | None]
     ) -> int | None:
-        """The number of a group, which is new if nobody has popped for it; None: no such queue."""
+        """Return the number of a group, which is created if nobody has popped for it; None if the
+        queue does not exist.
+        """
         info = await self._catalog.queue(queue)
         group_id = self._catalog.groups.get((queue, group, partition or 0))
         if group_id is not None:
@@ -273,7 +275,7 @@ class Pops:
         taken: Taken,
         acked: Sequence[AckOutcome],
     ) -> PopOutcome:
-        """The messages as the client gets them; what fails before gives them back."""
+        """Return the messages as the client gets them. Release them if that fails."""
         request, take = wanted[place], taken.take
         auto_ack = request.auto_ack
         queue, group = take.queue, take.group
@@ -303,7 +305,7 @@ class Pops:
         return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), place)
 
     def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
-        """The messages of a row."""
+        """Yield the messages of a row."""
         partition, name, keys = row["partition_id"], row["partition"], self._keys
         partition_id, ids = self._catalog.uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
@@ -336,13 +338,13 @@ class Pops:
 
 
 def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
-    """The headers with the number of the attempt, for clients that know no field `attempt`."""
+    """Add the number of the attempt to the headers, for clients without the field `attempt`."""
     others = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
     return msgspec.json.encode(others | {ATTEMPT_HEADER: str(attempt)})
 
 
 def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
-    """Where a new group starts: the mode to remember, and the moment for `timestamp`."""
+    """Return where a new group starts: the mode to remember, and the time for `timestamp`."""
     origin, mode = wanted.subscription_from or "", wanted.subscription_mode or default_mode
     start = time_field(origin, "subscriptionFrom") if origin and origin != "now" else None
     if wanted.group == QUEUE_MODE:

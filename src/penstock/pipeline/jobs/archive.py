@@ -206,8 +206,8 @@ class Archiver:
         return done
 
     def create(self, step: ArchiveStep) -> Snapshot:
-        """The table, for the first step. When another run has made and filled it since this one has
-        looked, the step would add the same rows again: Superseded.
+        """Return the table for the first step. Raise Superseded if another run has created and
+        filled it in the meantime: the step would add the same rows again.
         """
         snapshot = self.table.create(step.identity)
         if snapshot.position is not None:
@@ -353,7 +353,7 @@ def topic_steps(
 def queue_steps(
     given: dict[str, str], snapshot: Snapshot | None, minutes: float | None = None
 ) -> Iterator[ArchiveStep]:
-    """What was committed since the table's horizon; with `minutes` only what is so old."""
+    """Yield what was committed since the table's horizon; with `minutes`, only what is that old."""
     options = QueuePlan(read_options(QueueSourceOptions, given), [], streaming=False)
     state = options.committed_state()
     identity = queue_identity(state.installation, state.id)
@@ -376,8 +376,8 @@ def queue_steps(
 def read_archive(
     spark: Any, target: str, *, topic: str | None = None, queue: str | None = None
 ) -> Any:
-    """The archived rows of one snapshot of the table, or of an archive of an earlier release. Rows
-    of a topic with several partitions have a column `partition`.
+    """Return the archived rows of one snapshot of the table, or of an archive of an earlier
+    release. Rows of a topic with several partitions have a column `partition`.
     """
     if topic is None:
         return archived_rows(spark, target, Origin(queue=queue))

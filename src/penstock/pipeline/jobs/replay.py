@@ -156,8 +156,9 @@ def _replay(spark: Any, options: ReplayOptions, say: Say) -> Replayed:
 
 
 def _planned(options: ReplayOptions, limit: int, step: int) -> tuple[int, int]:
-    """How far the replay of this id goes and in what ranges: as now, or as when it was first begun.
-    The broker that is written to keeps it."""
+    """Return how far the replay of this id goes, and its ranges: those of its first run, which the
+    target broker remembers, or new ones.
+    """
     token, ca = default_token(options.token), ca_text(None)
     keeper: TopicLink | PushLink
     if options.to_topic:

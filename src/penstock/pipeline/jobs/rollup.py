@@ -181,7 +181,7 @@ def _catalog(postgres: Postgres, names: Sequence[str]) -> minutes.Catalog:
 def _topic_groups(
     postgres: Postgres, caller: BrokerCaller, topics: set[str], start: datetime, end: datetime
 ) -> int:
-    """Groups on topics: the broker has counted them, a row per minute in which they committed."""
+    """Copy the figures of groups on topics, which the broker keeps for minutes with commits."""
     times = urlencode({"from": start.isoformat(), "to": end.isoformat()})
     rows = [
         {"kind": "topic", **{column: minute[key] for column, key in OF_TOPIC_GROUPS.items()}}

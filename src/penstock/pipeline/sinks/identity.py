@@ -72,7 +72,7 @@ class Written(WriterCommitMessage):
 
 
 def rejection(claim: Claim, answer: Claimed) -> Conflict:
-    """The error of a task whose rows are not to be written."""
+    """Return the error of a task whose rows must not be written."""
     place = f"batch {claim.batch} of {claim.app!r}"
     if answer.verdict == "behind":
         return Conflict(
@@ -169,7 +169,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return InvalidRequest(f"{why}; the rows have {columns}")
 
     def _writer(self) -> Writer | None:
-        """On an executor: which batch and task this is; None without an identity of ours."""
+        """Return the batch and task on this executor; None for a sink without an identity."""
         if not self._app or self._identified:
             return None
         context = TaskContext.get()
@@ -186,8 +186,9 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return Writer(app, number, context.partitionId())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: write a task's rows. All of them are read even if none is to be written,
-        because steps with a state store it after the last one."""
+        """Write a task's rows, on an executor. Read all of them even if none is written, because
+        steps with state store it after the last one.
+        """
         rows = self.prepare(self._ordered(iterator) if self._order else iterator)
         writer = self._writer()
         with self.connect(self._address, **self._reach) as link, closing(Held()) as held:
@@ -227,18 +228,20 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             raise rejection(claim, answer)
 
     def prepare(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in the form in which they are claimed. Rows that cannot be written fail the
-        task here, before it has claimed anything."""
+        """Yield the rows in the form in which they are claimed. Rows that cannot be written fail
+        the task here, before it has claimed anything.
+        """
         return rows
 
     @abstractmethod
     def columns(self) -> Sequence[str]:
-        """The names of the columns that are written, if the rows have them."""
+        """Return the names of the columns that are written, if the rows have them."""
 
     @abstractmethod
     def resumes_by_row(self, held: Held) -> bool:
-        """Whether a task that was interrupted knows which rows are stored, whatever their values:
-        then its keys are enough to go on."""
+        """Return whether an interrupted task knows which rows are stored, whatever their values.
+        Its keys are then enough to continue.
+        """
 
     @abstractmethod
     def send(
@@ -266,8 +269,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int = 0,  # noqa: ARG002, N803
     ) -> None:
-        """On the driver, when all tasks are done: write the rows they handed over; the batch takes
-        no others."""
+        """Write the rows that tasks handed over, on the driver, and close the batch."""
         written = [one for one in messages if isinstance(one, Written) and one.claim is not None]
         if not written:
             return
@@ -280,4 +282,4 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             link.commit_sink(Commit(self._target, place.app, place.batch))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
-        """What was written stays; with an appId the batch, run again, finds it there."""
+        """Keep what was written: with an appId, a repeated batch finds it there."""

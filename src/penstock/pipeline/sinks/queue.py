@@ -125,7 +125,7 @@ class PushLink(BrokerCaller):
     def _push_once(
         self, items: list[bytes], done: PushCounts, *, repeatable: bool
     ) -> tuple[list[bytes], object]:
-        """The items that are to be pushed again, and why; those that are stored are counted."""
+        """Push the items and count the stored ones. Return those to push again, and why."""
         try:
             answer = self.attempt("POST", self._endpoint.path, self._endpoint.join(items))
         except CannotConnect as error:
@@ -148,7 +148,7 @@ class PushLink(BrokerCaller):
         )
 
     def claim(self, claim: Claim) -> Claimed:
-        """Whether a task may write; may be asked twice."""
+        """Ask whether a task may write. Safe to repeat."""
         body = self.call("POST", "/api/v1/sinks/claim", msgspec.json.encode(claim))
         return msgspec.json.decode(body, type=Claimed)
 
@@ -173,7 +173,7 @@ class PushLink(BrokerCaller):
             row, deadline = stored, time.monotonic() + self._patience
 
     def commit_sink(self, done: Commit) -> None:
-        """Say that a batch is complete; may be said twice."""
+        """Report that a batch is complete. Safe to repeat."""
         self.call("POST", "/api/v1/sinks/commit", msgspec.json.encode(done))
 
 
@@ -203,7 +203,7 @@ def _unstored(
 
 
 def json_texts(values: pa.Array) -> pa.Array:
-    """Each text as a JSON string; null stays null. Encoded once per distinct value."""
+    """Encode each text as a JSON string; null stays null. Each distinct value is encoded once."""
     coded = values.dictionary_encode()
     texts = [
         None if text is None else msgspec.json.encode(text) for text in coded.dictionary.to_pylist()
@@ -212,7 +212,7 @@ def json_texts(values: pa.Array) -> pa.Array:
 
 
 def check_text(values: pa.Array, name: str, first_row: int) -> None:
-    """Every value must be UTF-8, which Spark does not see to when bytes are cast to a string."""
+    """Check that every value is UTF-8: Spark does not when it casts bytes to a string."""
     raw = values.cast(pa.binary())
     try:
         raw.cast(pa.string())
@@ -229,7 +229,7 @@ def check_text(values: pa.Array, name: str, first_row: int) -> None:
 
 
 def check_json(payloads: pa.Array, first_row: int) -> None:
-    """Every payload must be one JSON value: one that is not would end inside its neighbour's."""
+    """Check that every payload is one JSON value: otherwise it would end inside its neighbor's."""
     check_text(payloads, "payload", first_row)
     joined = b"[" + b",".join(payloads.to_pylist()) + b"]"
     lengths = pc.binary_length(payloads).to_pylist()
@@ -252,7 +252,7 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
 
 
 def _has_half_pair(payload: bytes) -> bool:
-    """Whether it is JSON but for half of a surrogate pair. msgspec calls such data truncated."""
+    """Return whether it is JSON except for half a surrogate pair; msgspec calls that truncated."""
     try:
         json.dumps(json.loads(payload), ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -263,7 +263,7 @@ def _has_half_pair(payload: bytes) -> bool:
 
 
 def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with its headers as JSON texts, null where there are none; equal for equal maps."""
+    """Return the batch with its headers as JSON texts or null. Equal maps give equal texts."""
     place = batch.schema.get_field_index(HEADERS)
     texts = [
         headers.encode(dict(sorted(pairs))) if pairs else None
@@ -314,7 +314,7 @@ class QueueWriter(SinkWriter):
     def _pieces(
         self, rows: Iterator[pa.RecordBatch], prefix: str, first: int
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """The items of requests from row `first` on, each with the number of its first row."""
+        """Yield the items of each request from row `first` on, with the number of its first row."""
         end = 0  # of the batch, in rows of the task
         for batch in rows:
             begin, end = end, end + batch.num_rows
@@ -337,7 +337,7 @@ class QueueWriter(SinkWriter):
             row += batch.num_rows
 
     def _items(self, batch: pa.RecordBatch, prefix: str | None, row: int) -> Iterator[list[bytes]]:
-        """The rows as encoded items, in requests of bounded size."""
+        """Yield the rows as encoded items, in requests of bounded size."""
         names = batch.schema.names
         fields: dict[str, pa.Array | pa.Scalar] = {}  # JSON texts, null for none
         for name in TEXT:

@@ -54,7 +54,7 @@ _PACK = {
 def query(
     needed: list[str], conditions: list[str], first: int, end: int | None, *, toasted: bool
 ) -> str:
-    """The messages in the blocks from `first` up to `end` (None: where the table ends)."""
+    """Return the query of the messages in blocks `first` up to `end` (None: end of the table)."""
     columns = "".join(
         f", string_agg({value}, '')" + f" AS {name}"
         for need in needed
@@ -81,12 +81,12 @@ def query(
 
 
 def rest() -> str:
-    """The condition of the messages that `query` leaves out of a table with TOAST."""
+    """Return the condition of the messages that `query` leaves out of a table with TOAST."""
     return f"octet_length(m.payload) > {SMALL}"
 
 
 def unpack(packed: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages as rows again: the columns that were needed, by their letters."""
+    """Return the messages as rows again, with the columns named by their letters."""
     count = int(packed["n"].to_numpy().sum())
     names = packed.schema.names
     made: dict[str, pa.Array] = {}
@@ -106,7 +106,7 @@ def unpack(packed: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _bytes(column: pa.Array) -> pa.Buffer:
-    """All values of the column, one after the other as they are."""
+    """Return all values of the column, one after the other."""
     _, ends, data = column.buffers()
     bounds = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1]
     if data is None or bounds[0] == bounds[-1]:
@@ -119,7 +119,7 @@ def _numbers(column: pa.Array, kind: str) -> npt.NDArray[np.int64]:
 
 
 def _slices(kind: pa.DataType, lengths: npt.NDArray[np.int64], column: pa.Array) -> pa.Array:
-    """The values of these lengths that the column's bytes are, -1 for a null."""
+    """Split the column's bytes into values of these lengths; -1 is a null."""
     ends = np.zeros(len(lengths) + 1, np.int32)
     there = lengths >= 0
     np.cumsum(np.where(there, lengths, 0), out=ends[1:])

@@ -79,8 +79,9 @@ class Postgres:
         self._read_url = self._read_url or standby
 
     def standby(self) -> "Postgres | None":
-        """The standby that `readDatabase` or the configuration here names (`database.read_url`);
-        None for none, or for the word `primary`. What is written or leased never goes there.
+        """Return the standby that `readDatabase` or the configuration here names
+        (`database.read_url`); None without one, or for the word `primary`. Writes and leases never
+        go there.
         """
         if self._read_url in ("", PRIMARY):
             return None
@@ -89,11 +90,11 @@ class Postgres:
         return standby
 
     def behind_seconds(self) -> float:
-        """How old a standby's rows may be."""
+        """Return how old a standby's rows may be."""
         return float(self.rows(STANDBY_LAG)[0][0] or 0.0)
 
     def connect(self, *, autocommit: bool = False) -> Any:
-        """A new connection. Away when the server may answer later, Unavailable otherwise."""
+        """Return a new connection. Raise Away if the server may answer later, or Unavailable."""
         from adbc_driver_postgresql import dbapi
 
         try:
@@ -109,7 +110,7 @@ class Postgres:
     def _ask(
         self, query: str, parameters: tuple[Any, ...] = (), *, copy: bool = True
     ) -> Iterator[Any]:
-        """A cursor with the query's answer. The connection is kept if all went well."""
+        """Yield a cursor with the query's answer. The connection is kept if nothing fails."""
         patience = Patience(self.patience)
         while True:
             try:
@@ -151,17 +152,17 @@ class Postgres:
                 raise failure("PostgreSQL refused", error) from error
 
     def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """A small answer, as tuples."""
+        """Return a small answer, as tuples."""
         with self._ask(query, parameters) as cursor:
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def estimate(self, query: str) -> float:
-        """How many rows PostgreSQL expects of a query."""
+        """Return how many rows PostgreSQL expects of a query."""
         with self._ask(f"EXPLAIN (FORMAT JSON) {query}", copy=False) as cursor:
             return float(json.loads(cursor.fetchone()[0])[0]["Plan"]["Plan Rows"])
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """A large answer, batch by batch as it arrives."""
+        """Yield a large answer in batches, as they arrive."""
         from adbc_driver_postgresql import dbapi
 
         try:
@@ -181,7 +182,7 @@ class Patience:
         self._backoff = Backoff(first=0.1)
 
     def wait(self, reason: Exception) -> None:
-        """Until the next attempt; raises `reason` when there shall be none."""
+        """Wait until the next attempt, or raise `reason` if there is none."""
         now = time.monotonic()
         if self._began is None:
             self._began = now
@@ -207,8 +208,9 @@ class Patience:
 
 
 def failure(what: str, error: Exception) -> Unavailable:
-    """What the driver says without its details; Away if the server is, as opposed to having
-    answered that something is wrong."""
+    """Return the driver's error without its details: Away if the server did not answer, Unavailable
+    if it reported an error.
+    """
     text = str(error).strip()
     away = bool(LOST.search(text)) and not WRONG.search(text)
     if state := getattr(error, "sqlstate", None):

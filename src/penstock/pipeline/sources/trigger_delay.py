@@ -18,7 +18,7 @@ class TriggerDelay:
         self._last: float | None = None  # when a batch was last let through
 
     def holds(self, enough: bool) -> bool:
-        """Whether a batch waits for more; `enough` says if there is as much as `at_least`."""
+        """Return whether a batch waits for more; `enough` says whether it has `at_least`."""
         if not self.at_least:
             return False
         now = self._clock()

@@ -30,7 +30,7 @@ class ConsumerReports:
             del self._reports[next(iter(self._reports))]
 
     def alive(self) -> list[ConsumerHealth]:
-        """Those of consumers that reported lately; the others are forgotten."""
+        """Return the reports of consumers that reported lately, and forget the others."""
         oldest = datetime.now(UTC) - timedelta(seconds=ALIVE_SECONDS)
         for report in tuple(self._reports.values()):
             if report.seen_at is None or report.seen_at < oldest:
@@ -39,7 +39,7 @@ class ConsumerReports:
 
 
 def merged(reports: Iterable[ConsumerHealth]) -> list[ConsumerHealth]:
-    """Each consumer once, as it was last seen, by queue, group and name."""
+    """Return each consumer once, as it was last seen, by queue, group and name."""
     newest: dict[str, ConsumerHealth] = {}
     early = datetime.min.replace(tzinfo=UTC)
     for report in sorted(reports, key=lambda one: one.seen_at or early):

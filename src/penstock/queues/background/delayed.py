@@ -68,14 +68,14 @@ class Delayed:
         await cancelled(self._task)
 
     def moment(self, delay: float) -> datetime:
-        """The moment in so many seconds by the database's clock, also while it is down. Only a
-        broker that has not seen the database since it started takes its own clock.
+        """Return the time in so many seconds by the database's clock, even while it is down. A
+        broker that has not seen the database since its start uses its own clock.
         """
         now = time.time() if self._ahead is None else time.monotonic() + self._ahead
         return datetime.fromtimestamp(now, UTC) + timedelta(seconds=delay)
 
     def stored(self, dues: Iterable[datetime]) -> None:
-        """Messages for these moments were pushed here."""
+        """Note that messages for these times were pushed here."""
         due = min(dues).timestamp()
         self._expect(due)
         if not self.moment(0).timestamp() < self._announced <= due:

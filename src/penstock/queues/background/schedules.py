@@ -287,7 +287,7 @@ class Scheduler:
                 pass
 
     async def _at_rest(self, name: str, wanted: ScheduleDefinition) -> Item:
-        """Payload and headers as they may lie in the table: sealed if the queue asks for it."""
+        """Return payload and headers as the table stores them, encrypted if the queue is."""
         item = Item(
             wanted.queue,
             bytes(wanted.payload),
@@ -326,12 +326,12 @@ def _one(rows: list[Any], name: str) -> Any:
 
 
 def _is_due(row: Any) -> bool:
-    """Whether a run can be pushed now."""
+    """Return whether a run can be pushed now."""
     return row["look_at"] is not None and bool(row["look_at"] <= row["now"])
 
 
 def _id(name: str, due: datetime) -> str:
-    """The transaction id of a due time's message."""
+    """Return the transaction id of a due time's message."""
     text = due.astimezone(UTC).replace(tzinfo=None).isoformat()
     return f"schedule:{name}:{text}Z"
 

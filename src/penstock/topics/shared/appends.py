@@ -172,7 +172,7 @@ def _arguments(turns: list[Turn], again: bool, wait: bool) -> AppendCall:
 
 
 def numbers_of(producer: AnyProducer) -> tuple[int, int, int]:
-    """Epoch, sequence and following sequence as the database has them."""
+    """Return epoch, sequence and following sequence as the database stores them."""
     if isinstance(producer, KafkaProducer):
         following = (producer.sequence + producer.records) % KAFKA_SEQUENCES
         return producer.epoch, producer.sequence, following
@@ -219,7 +219,7 @@ class SharedAppends(AppendQueue):
         self._failed: dict[bytes, int] = {}
 
     def expected(self, producer: AnyProducer | None) -> int | None:
-        """What the producer must begin with if the database does not know it."""
+        """Return the sequence that a producer unknown to the database must begin with."""
         return self._failed.get(producer.key) if producer is not None else None
 
     def commit(self) -> None:
@@ -352,7 +352,7 @@ class SharedAppends(AppendQueue):
 
 
 def _add(batches: list[NewBatch], entry: Entry, now: int) -> None:
-    """Neighbouring appends of payloads without a producer share a record batch."""
+    """Add an append. Consecutive appends of payloads without a producer share a record batch."""
     plain = entry.producer is None and type(entry.content) is list
     if plain and batches:
         last = batches[-1]
@@ -369,7 +369,7 @@ def _add(batches: list[NewBatch], entry: Entry, now: int) -> None:
 
 
 def _encode(batch: NewBatch, now: int) -> None:
-    """As the format of record batches does; the database assigns the offsets."""
+    """Encode like the format of record batches; the database assigns the offsets."""
     write = Write(0, time=now)
     content = batch.entries[0][0].content
     if len(batch.entries) > 1:

@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """Bytes of the tuple and of its entries in the cache, about."""
+        """Return about how many bytes the tuple and its entries in the cache take."""
         return 600
 
 
@@ -70,7 +70,7 @@ class OffsetCache(Generic[Kept]):
         return len(self._chunks)
 
     def get(self, log_id: int, offset: int) -> Kept | None:
-        """The chunk that covers this offset."""
+        """Return the chunk that covers this offset."""
         starts = self._starts.get(log_id)
         place = bisect_right(starts, offset) if starts else 0
         if not starts or not place:
