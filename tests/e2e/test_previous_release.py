@@ -18,7 +18,7 @@ import pytest
 
 from penstock import Client
 from tests.conftest import create_database
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.timeout(900)
@@ -119,8 +119,8 @@ class Releases:
     def __init__(self, directory: Path, url: str, previous: Path) -> None:
         self.url = url
         env = {"PYTHONPATH": str(previous), "PYTHONSAFEPATH": "1"}
-        self.before = BrokerProcess(directory / "before", database_url=url, env=env)
-        self.this = BrokerProcess(directory / "this", database_url=url, shutdown_delay=1.0)
+        self.before = ServeProcess(directory / "before", database_url=url, env=env)
+        self.this = ServeProcess(directory / "this", database_url=url, shutdown_delay=1.0)
 
     def __enter__(self) -> "Releases":
         return self
