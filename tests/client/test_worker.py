@@ -113,7 +113,7 @@ def test_a_changed_file_starts_them_again(broker, queue, tmp_path):
     ("target", "text"),
     [
         ("shop", "write module:client"),
-        ("shp:client", "there is no module 'shp' here"),
+        ("shp:client", "module 'shp' was not found"),
         ("shop:handle", "shop:handle is a Consumer, not a penstock.Client or SyncClient"),
         ("shop:clint", "module 'shop' has no attribute 'clint'; did you mean 'client'?"),
         ("shop:nothing", "has no consumers: decorate functions with @nothing.consumer"),
