@@ -167,7 +167,7 @@ def test_nothing_to_run_ends_the_command(tmp_path):
         timeout=100,
     )
     assert run.returncode == 2
-    assert run.stderr.startswith("penstock: module 'shp' does not exist here")
+    assert run.stderr.startswith("penstock: module 'shp' was not found")
 
 
 SLOW_MODULE = """
