@@ -19,7 +19,7 @@ import pytest
 from penstock import Client
 from tests.conftest import create_database
 from tests.support.api import call
-from tests.support.broker import ServeProcess
+from tests.support.broker import BrokerProcess, ServeProcess
 
 ROOT = Path(__file__).parents[2]
 RELEASE = "0.2.0"
@@ -68,7 +68,7 @@ def database(postgres) -> Iterator[str]:
     return asyncio.run(create_database(postgres, empty=True))
 
 
-async def read_all(broker: ServeProcess, topic: str) -> list[bytes]:
+async def read_all(broker: BrokerProcess, topic: str) -> list[bytes]:
     async with (
         Client(broker.url) as client,
         client.topic(topic).reader(follow=False) as reader,
@@ -76,12 +76,12 @@ async def read_all(broker: ServeProcess, topic: str) -> list[bytes]:
         return [record.payload async for record in reader]
 
 
-async def produce(broker: ServeProcess, topic: str, *payloads: bytes) -> None:
+async def produce(broker: BrokerProcess, topic: str, *payloads: bytes) -> None:
     async with Client(broker.url) as client:
         await client.topic(topic).produce(*payloads)
 
 
-def produce_with_keys(broker: ServeProcess, topic: str, numbers: range) -> None:
+def produce_with_keys(broker: BrokerProcess, topic: str, numbers: range) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": broker.kafka, "log_level": 0})
     for number in numbers:
         producer.produce(topic, b"%d" % number, key=b"k")
@@ -94,7 +94,7 @@ def test_0_2_0_leaves_record_batches_alone_and_appends_to_the_topics_it_knows(
     data = tmp_path / "data"
     with old_broker(data, database, previous) as broker:
         asyncio.run(produce(broker, "plain", b"1"))
-    with ServeProcess(data, database_url=database) as broker:
+    with BrokerProcess(data, database_url=database) as broker:
         produce_with_keys(broker, "keyed", range(100))
         asyncio.run(produce(broker, "plain", b"2"))
     logs = data / ".penstock" / "logs"
@@ -108,13 +108,13 @@ def test_0_2_0_leaves_record_batches_alone_and_appends_to_the_topics_it_knows(
         assert names == {"plain"}
         assert not re.search("error|traceback", broker.log, re.IGNORECASE), broker.log
     assert files_of(logs) == before, "0.2.0 has not touched them"
-    with ServeProcess(data, database_url=database) as broker:
+    with BrokerProcess(data, database_url=database) as broker:
         assert asyncio.run(read_all(broker, "plain")) == [b"1", b"2", b"3"]
         assert asyncio.run(read_all(broker, "keyed")) == [b"%d" % number for number in range(100)]
         produce_with_keys(broker, "keyed", range(100, 110))
 
 
-async def push_and_take(pushing: ServeProcess, taking: ServeProcess, data: str) -> None:
+async def push_and_take(pushing: BrokerProcess, taking: BrokerProcess, data: str) -> None:
     async with Client(pushing.url) as client:
         await client.push("jobs", data)
     async with Client(taking.url) as client:
@@ -128,7 +128,7 @@ def test_0_2_0_serves_queues_and_does_not_see_shared_topics_beside_this_release(
 ) -> None:
     with old_broker(tmp_path / "old", database, previous) as old:
         asyncio.run(push_and_take(old, old, "alone"))
-        with ServeProcess(tmp_path / "new", database_url=database) as new:
+        with BrokerProcess(tmp_path / "new", database_url=database) as new:
             call(f"{new.url}/topics/orders?placement=shared", "POST")
             asyncio.run(produce(new, "orders", b"1", b"2"))
             asyncio.run(push_and_take(old, new, "to this release"))
@@ -144,7 +144,7 @@ def test_0_2_0_serves_queues_and_does_not_see_shared_topics_beside_this_release(
             asyncio.run(push_and_take(old, new, "once more"))
         asyncio.run(push_and_take(old, old, "alone again"))
         assert not re.search("error|traceback", old.log, re.IGNORECASE), old.log
-    with ServeProcess(tmp_path / "new", database_url=database) as new:
+    with BrokerProcess(tmp_path / "new", database_url=database) as new:
         assert asyncio.run(read_all(new, "orders")) == [b"1", b"2", b"3"]
 
 
@@ -154,13 +154,13 @@ def test_a_name_that_0_2_0_used_for_another_topic_is_refused_and_both_stay(
     data = tmp_path / "data"
     with old_broker(data, database, previous):
         pass  # it has worked on this database, so it can come back
-    with ServeProcess(data, database_url=database) as broker:
+    with BrokerProcess(data, database_url=database) as broker:
         produce_with_keys(broker, "orders", range(5))
     with old_broker(data, database, previous) as broker:
         asyncio.run(produce(broker, "orders", b"old"))
-    with ServeProcess(data, database_url=database) as broker:
+    with BrokerProcess(data, database_url=database) as broker:
         assert "topic orders/0 cannot be opened" in broker.log
         assert asyncio.run(read_all(broker, "orders")) == [b"old"]
     (data / "orders").rename(tmp_path / "orders-of-0.2.0")  # what the page says to do
-    with ServeProcess(data, database_url=database) as broker:
+    with BrokerProcess(data, database_url=database) as broker:
         assert asyncio.run(read_all(broker, "orders")) == [b"%d" % number for number in range(5)]

@@ -21,7 +21,7 @@ from penstock.cli.topic import commands
 from penstock.client import Client
 from penstock.database.embedded import EmbeddedPostgres
 from tests.conftest import fresh_database
-from tests.support.broker import ServeProcess
+from tests.support.broker import BrokerProcess
 from tests.support.cli import CliRunner
 from tests.support.wait import eventually, until
 
@@ -32,10 +32,10 @@ SECONDS = 60.0
 @pytest.fixture(scope="module")
 def brokers(
     postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[ServeProcess]]:
+) -> Iterator[list[BrokerProcess]]:
     url = fresh_database(postgres, migrated=True)
     running = [
-        ServeProcess(
+        BrokerProcess(
             tmp_path_factory.mktemp(f"broker{i}"),
             database_url=url,
             topics__shared_cache="1Mi",  # less than a Fetch asks for
@@ -63,7 +63,7 @@ def numbers(first: int, count: int) -> list[bytes]:
 
 
 async def test_every_protocol_appends_and_reads_through_either_broker(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     here, there = brokers
     async with Client(here.url) as client, httpx.AsyncClient(base_url=there.url) as http:
@@ -112,7 +112,7 @@ async def test_every_protocol_appends_and_reads_through_either_broker(
 
 
 async def test_streams_on_one_broker_follow_appends_on_the_other(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     here, there = brokers
     async with httpx.AsyncClient(timeout=SECONDS) as http:
@@ -129,7 +129,7 @@ async def test_streams_on_one_broker_follow_appends_on_the_other(
 
 
 async def test_members_on_both_brokers_share_a_group_by_leases(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     async with Client(brokers[0].url) as first, Client(brokers[1].url) as second:
         await first.topic(topic).create(shared=True)
@@ -154,7 +154,7 @@ async def test_members_on_both_brokers_share_a_group_by_leases(
 
 
 def test_kafka_creates_them_and_names_all_brokers_which_share_the_partitions(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     admin = AdminClient({"bootstrap.servers": brokers[0].kafka})
     asked = NewTopic(topic, 16, 1, config={"penstock.placement": "shared"})
@@ -181,7 +181,7 @@ def test_kafka_creates_them_and_names_all_brokers_which_share_the_partitions(
 
 
 async def test_a_local_topic_stands_in_the_way_of_a_shared_one(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     async with httpx.AsyncClient() as http:
         await http.post(f"{brokers[0].url}/topics/{topic}")
@@ -194,7 +194,7 @@ async def test_a_local_topic_stands_in_the_way_of_a_shared_one(
 
 
 async def test_a_broker_frozen_in_the_middle_of_an_append_blocks_nobody(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     """It continues after others have appended, and stores what it had accepted once."""
     frozen, other = brokers
@@ -221,7 +221,7 @@ async def test_a_broker_frozen_in_the_middle_of_an_append_blocks_nobody(
 
 
 async def test_a_local_topic_moves_with_its_offsets_groups_and_producers(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     here, there = brokers
     async with Client(here.url) as client, Client(there.url) as other:
@@ -296,7 +296,7 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
     statement is executed although its broker is gone by then.
     """
     url = await asyncio.to_thread(fresh_database, postgres, migrated=True)
-    broker = ServeProcess(tmp_path / "broker", database_url=url)
+    broker = BrokerProcess(tmp_path / "broker", database_url=url)
     values = numbers(0, 8)
     connections = [
         await asyncpg.connect(url, server_settings={"search_path": "penstock"}) for _ in range(3)
@@ -358,7 +358,7 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
 
 
 async def test_a_group_skips_nothing_that_another_broker_has_just_appended(
-    brokers: list[ServeProcess], topic: str
+    brokers: list[BrokerProcess], topic: str
 ) -> None:
     """PostgreSQL hands out ranges, and a broker may not have heard of their records yet."""
     async with (

@@ -15,7 +15,7 @@ from penstock.cli import topic as _commands  # noqa: F401 - they register themse
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.conftest import fresh_database
-from tests.support.broker import ServeProcess
+from tests.support.broker import BrokerProcess
 from tests.support.cli import CliRunner
 from tests.support.object_stores import BUCKET, CREDENTIALS, Faults, faulty_proxy, s3_server
 from tests.support.wait import until
@@ -39,7 +39,7 @@ def records(topic: int, first: int, count: int) -> list[bytes]:
     return [b"%d:%d:" % (topic, n) + b"p" * (n % 50) for n in range(first, first + count)]
 
 
-def address(broker: ServeProcess) -> str:
+def address(broker: BrokerProcess) -> str:
     return "{}:{}".format(*broker.tcp)
 
 
@@ -54,11 +54,11 @@ def contents(link: TopicLink, topic: str, end: int) -> bytes:
     return b"".join(parts)
 
 
-def tier(broker: ServeProcess) -> dict[str, Any]:
+def tier(broker: BrokerProcess) -> dict[str, Any]:
     return httpx.get(f"{broker.url}/api/v1/tier", timeout=30).json()
 
 
-def first_event(broker: ServeProcess, path: str) -> dict[str, Any]:
+def first_event(broker: BrokerProcess, path: str) -> dict[str, Any]:
     with httpx.stream("GET", broker.url + path, timeout=60) as stream:
         line = next(line for line in stream.iter_lines() if line.startswith("data:"))
     return json.loads(line.removeprefix("data:"))
@@ -83,7 +83,7 @@ def test_a_cold_start_from_the_tier_has_every_byte_and_every_group(
         "slow" if method in ("PUT", "POST") and ".log" in path else None
     )
     database = fresh_database(postgres)
-    lost = ServeProcess(tmp_path / "lost", database_url=database, env=env, **settings).start()
+    lost = BrokerProcess(tmp_path / "lost", database_url=database, env=env, **settings).start()
     try:
         with TopicLink(address(lost)) as link:
             for number in range(TOPICS):
@@ -113,7 +113,7 @@ def test_a_cold_start_from_the_tier_has_every_byte_and_every_group(
     tier_setting = f"topics.tier={settings['topics__tier']}"
     checked = penstock(env, "topic", "verify", "--tier", "--set", tier_setting)
     assert checked.count(": sound: ") == TOPICS
-    adopted = ServeProcess(
+    adopted = BrokerProcess(
         tmp_path / "new", database_url=database, env=env, topics__adopt=True, **settings
     )
     with adopted, TopicLink(address(adopted)) as link:
@@ -148,7 +148,7 @@ def test_an_owner_that_was_frozen_comes_back_to_a_tier_that_is_not_its_own(
         "topics__tier_interval": "100ms",
         "topics__local_retention__bytes": 1,
     }
-    frozen = ServeProcess(
+    frozen = BrokerProcess(
         tmp_path / "frozen", database_url=fresh_database(postgres), env=env, **settings
     )
     with frozen, TopicLink(address(frozen)) as link:
@@ -163,7 +163,7 @@ def test_an_owner_that_was_frozen_comes_back_to_a_tier_that_is_not_its_own(
         os.kill(frozen.process.pid, signal.SIGSTOP)
         faults.never()
         try:
-            other = ServeProcess(
+            other = BrokerProcess(
                 tmp_path / "next",
                 database_url=fresh_database(postgres),
                 env=env,
