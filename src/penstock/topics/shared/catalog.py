@@ -147,7 +147,7 @@ class SharedTopics:
             read=lambda: len(self.context.places),
         )
         self._notices = metrics.counter(
-            "penstock_shared_notices_total", "Notices about shared topics, sent and heard", "way"
+            "penstock_shared_notices_total", "Notices about shared topics, sent and received", "way"
         )
 
     async def start(self) -> None:

@@ -68,7 +68,7 @@ class BuffersApi:
     @serves(operations.REPLAY_BUFFER)
     def replay(self) -> BufferStatus:
         self._buffer.replay_now()
-        return self._buffer.report()
+        return self._buffer.status.report()
 
     @serves(operations.RETRY_FAILED_EVENTS)
     async def retry_failed(self) -> Retried:
@@ -78,7 +78,7 @@ class BuffersApi:
         return Retried(tried, failed.events)
 
     def _modes(self, message: str = "") -> MaintenanceAnswer:
-        report, failed = self._buffer.report(), self._buffer.failed
+        report, failed = self._buffer.status.report(), self._buffer.failed
         kinds = [file.name.kind for file in failed.files.values()]
         return MaintenanceAnswer(
             maintenance_mode=self._maintenance.modes.push,
