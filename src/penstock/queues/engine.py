@@ -57,6 +57,8 @@ from penstock.queues.types import (
 from penstock.queues.waiting import WaitingPops
 
 MAX_EXTENSION_SECONDS = 31_536_000  # a year
+# A message counts as one more per so many bytes, so that large messages do not make a huge call.
+HEAVY_BYTES = 1 << 15
 EXTENSION_ERRORS = {"missing": "Lease not found", "expired": "Lease already expired"}
 
 
@@ -144,7 +146,8 @@ class Queues:
 
     def append(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
         """`push` of items that `name_items` has checked and named."""
-        return self._pusher.batcher.submit(items)
+        size = sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
+        return self._pusher.batcher.submit(items, size)
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
