@@ -52,12 +52,6 @@ class Pusher:
             self._append, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
-    def named(self, items: list[Item]) -> list[Item]:
-        """Return the items with transaction ids. Items without one are copied, not changed."""
-        items = [item if item.transaction_id else copy(item) for item in items]
-        name_items(items, self._catalog.partitions)
-        return items
-
     async def _append(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[ItemOutcome] | PenstockError]:
@@ -281,6 +275,13 @@ def _duplicate(
         queue=item.queue,
         deliver_at=deliver_at,
     )
+
+
+def named(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
+    """Return the items after `name_items`. Items without a transaction id are copied."""
+    items = [item if item.transaction_id else copy(item) for item in items]
+    name_items(items, checked)
+    return items
 
 
 def name_items(items: list[Item], checked: Collection[Log]) -> None:
