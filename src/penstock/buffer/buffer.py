@@ -56,7 +56,7 @@ from penstock.io.fs import Fs
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, name_items
+from penstock.queues.push import name_items
 from penstock.queues.types import Item, ItemOutcome
 
 log = logging.getLogger("penstock.buffer")
@@ -490,4 +490,9 @@ class Buffer:
 
 
 def _buffered(items: list[Item]) -> list[ItemOutcome]:
-    return [answer_of(item, index, "buffered") for index, item in enumerate(items)]
+    return [
+        ItemOutcome(
+            index, "buffered", None, item.transaction_id or "", "", item.trace_id, item.queue
+        )
+        for index, item in enumerate(items)
+    ]
