@@ -25,6 +25,14 @@ def test_a_task_runs_and_its_result_can_be_read(site: Site) -> None:
     site.wait_for_ends({"first"})
     assert site.result("note", identity) == "SUCCESSFUL 1 first"
     assert site.result("waits", site.run("print(waits.enqueue('x').id)")) == "SUCCESSFUL 1 X"
+    printed = site.run(
+        "from asgiref.sync import async_to_sync\n"
+        "identity = async_to_sync(note.aenqueue)('async').id\n"
+        "print(identity, async_to_sync(note.aget_result)(identity).id)"
+    )
+    identity, found = printed.split()
+    assert found == identity
+    assert site.result("note", identity) == "SUCCESSFUL 1 async"
     context = site.run("print(attempts.enqueue('context').id)")
     assert site.result("attempts", context) == "SUCCESSFUL 1 1"
     assert stop(worker) == 0
