@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.database import Database
+from penstock.io.fs import Bytes
 
 Row = Any  # asyncpg.Record, whose columns are read by name
 
@@ -26,7 +27,7 @@ class AppendCall(NamedTuple):
     starts: Sequence[int]
     counts: Sequence[int]
     times: Sequence[int]
-    data: Sequence[bytes]
+    data: Sequence[Bytes]
     producers: Sequence[bytes | None] | None = None
     epochs: Sequence[int | None] | None = None
     sequences: Sequence[int | None] | None = None

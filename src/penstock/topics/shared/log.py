@@ -28,7 +28,7 @@ from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
 from penstock.protocol.kafka_batch import CONTROL, BatchHead, assigned, checked
 from penstock.protocol.names import partition_label
-from penstock.topics.shared.appends import Published, SharedAppends
+from penstock.topics.shared.appends import SharedAppends
 from penstock.topics.shared.calls import SharedUsage
 from penstock.topics.shared.chunks import Chunk
 from penstock.topics.shared.context import SharedContext
@@ -108,13 +108,15 @@ class SharedLog(AppendsThrough):
 
     # Appending
 
-    def _committed(self, published: Published) -> None:
-        for first, data in published.batches:
-            batch = assigned(data, first, published.timeline)
-            end = BatchHead.parse(batch).next_offset
-            self._context.recent.put(self.log_id, Chunk(first, first, end, batch))
-        self._context.announce(self.log_id, published.end)
-        self.reached(published.end)
+    def _committed(
+        self, batches: Sequence[tuple[int, memoryview]], end: int, timeline: int
+    ) -> None:
+        for first, data in batches:
+            batch = assigned(data, first, timeline)
+            following = BatchHead.parse(batch).next_offset
+            self._context.recent.put(self.log_id, Chunk(first, first, following, batch))
+        self._context.announce(self.log_id, end)
+        self.reached(end)
 
     def reached(self, end: int) -> None:
         """Records below `end` are committed."""
