@@ -123,7 +123,9 @@ class BlockingConnection:
         if self._socket is None or self._pid != os.getpid():
             return None
         try:
-            self._socket.shutdown(socket.SHUT_WR)  # the broker cancels the request and closes
+            # The broker cancels the request and closes. (`SSLSocket.shutdown` would end the
+            # decryption of an answer that is on its way.)
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
             return self.wait(timeout)
         except (OSError, Unavailable):
             return None

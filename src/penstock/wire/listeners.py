@@ -48,6 +48,7 @@ from penstock.wire.http.openapi import DocsApi
 from penstock.wire.http.routes import Api, HttpRoute, Router, calling, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
+from penstock.wire.queen.maintenance import MaintenanceApi
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificates
@@ -287,6 +288,7 @@ class Listeners:
         system = SystemApi(broker, self._state, lambda: self.addresses, workers)
         apis: list[Api] = [
             BuffersApi(broker.buffer),
+            MaintenanceApi(broker.buffer),
             self._console,
             InspectApi(broker.queues),
             MendingApi(broker.queues),
