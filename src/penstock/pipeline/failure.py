@@ -1,4 +1,4 @@
-"""What went wrong, in a line or two: the innermost cause, without Spark's stack."""
+"""Describe a failure in a line or two: the innermost cause, without Spark's stack."""
 
 import re
 import traceback

@@ -1,10 +1,10 @@
-"""From a pipeline's description to Spark's frames and queries. A run and its validation go the same
-way: `build` makes everything that is before the first batch, and refuses what cannot run.
+"""Build Spark's frames and queries from a pipeline's description. A run and its validation both use
+`build`: it makes everything that comes before the first batch, and rejects what cannot run.
 
-Usually a sink is a query of its own. Where several sinks hang on one step, and where a stream is
-joined with tables that are read again, one query computes a batch up to there (its `cut`), and the
-rest is done with that batch, kept in memory: the steps behind it, and each sink in turn. A sink
-still recognises its batch when it comes again, so each writes exactly once.
+Usually each sink has a query of its own. If several sinks share a step, or a stream is joined with
+tables that are read again, one query computes a batch up to that point (its `cut`) and keeps it in
+memory. The steps after the cut, and each sink in turn, use that batch. Each sink recognizes a
+repeated batch, so each writes exactly once.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ WriteBatch = Callable[[Any, int], None]
 
 @dataclass
 class Frames:
-    """What a pipeline is made of."""
+    """The frames of a pipeline."""
 
     views: dict[str, Any] = field(default_factory=dict)  # sources and steps, in their order
     dead: dict[str, Any] = field(default_factory=dict)  # dead letters, by their source

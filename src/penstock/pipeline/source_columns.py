@@ -1,5 +1,5 @@
-"""The columns of sources and sinks, and how raw log bytes become them: Arrow and numpy do it, no
-loop over records (see `penstock.protocol.record_batch`).
+"""Define the columns of sources and sinks, and convert raw log bytes to them with Arrow and numpy,
+without a loop over records (see `penstock.protocol.record_batch`).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,8 @@
-"""What Spark's analyzer makes of a frame, looked at before anything runs.
+"""Inspect the plan that Spark's analyzer makes of a frame, before anything runs.
 
-Validation and a run ask the same questions here, of the same plan: what Spark does not do with
-streams, what would come out differently when a batch is run again, and which steps keep state.
-Spark Connect shows its clients no plan; there the server refuses what it does not do when the query
-starts.
+Validation and runs check the same plan here: what Spark does not support in streams, what would
+differ when a batch runs again, and which steps keep state. Spark Connect shows its clients no plan;
+its server rejects unsupported plans when the query starts.
 """
 
 import logging

@@ -1,12 +1,12 @@
-"""archive: a topic or queue to a Delta table, by day, each record once. Each partition of a topic
-has a table of its own.
+"""archive: copy a topic or queue to a Delta table by day, each record once. Each partition of a
+topic has a table of its own.
 
-A run takes what came since the last one, up to a fixed end, in steps of at most
-`RECORDS_PER_STEP`. Tasks of Spark write the files of a step, the driver commits them
-(`penstock.pipeline.lake.table` makes that all or nothing), so the driver holds the names of files
-and no rows. Tasks write by pyarrow and not by Spark's own writer: it is the one way that reaches a
-disk and an object store without jars, and the statistics of the files come with them. For a topic
-the broker learns how far the archive reaches, which `topic describe` shows and retention respects.
+A run archives what arrived since the last one, up to a fixed end, in steps of at most
+`RECORDS_PER_STEP`. Spark's tasks write the files of a step, and the driver commits them, all or
+none (`penstock.pipeline.lake.table`). So the driver holds names of files and no rows. Tasks write
+with pyarrow instead of Spark's writer: it reaches disks and object stores without jars, and returns
+the statistics of the files. The archived offset of a topic is reported to the broker: `topic
+describe` shows it, and retention respects it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A task's rows until they may be written, and their checksums."""
+"""Hold a task's rows until they may be written, and compute their checksums."""
 
 import hashlib
 import tempfile
@@ -21,7 +21,7 @@ def is_nested(kind: pa.DataType) -> bool:
 
 
 class Checksum:
-    """Of columns' values, however the rows are cut into batches."""
+    """A checksum of columns' values, however their rows are cut into batches."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         # of each column's lengths, and of its bytes

@@ -1,24 +1,23 @@
-"""Who writes: the identity that makes a sink's rows recognisable when a batch is run again.
+"""Give a sink's rows an identity, so that the target recognizes them when a batch runs again.
 
-Spark runs a batch again after a crash, and a task again after a failure, and a Python sink learns
-neither the query nor the batch by its arguments. The task's local properties tell both, in a
-stream's own writes and in those that `foreachBatch` makes; the user names the application with the
-option `appId`. So a row is (appId, query, batch, task, row), and the sinks turn that into an
-idempotent producer's sequence (topics) or a transactionId (queues). The query is the checkpoint's:
-with a new checkpoint batches are counted from 0 again over other rows, which must not be taken for
-the old ones. A write without a stream is batch 0 of its appId: made again, it adds nothing.
+Spark runs a batch again after a crash, and a task again after a failure. It passes neither the
+query nor the batch to a Python sink, but the local properties of the task have both, also inside
+`foreachBatch`. The user names the application with the option `appId`. So the identity of a row is
+(appId, query, batch, task, row). The sinks convert it to an idempotent producer's sequence (topics)
+or a transactionId (queues). The query belongs to the checkpoint: with a new checkpoint, batches
+count from 0 again and have other rows. A write without a stream is batch 0 of its appId; repeating
+it adds nothing.
 
-An identity is worth as much as the content behind it. So a task holds its rows until it has them
-all and claims its place at the broker with their checksums (the rules are those of
-`penstock.topics.write_claims`). It then writes them, or leaves them alone because an earlier run
-has written them all, or hands them to the driver: no task waits for another one while it occupies
-a core, and the driver writes them after all tasks have claimed. A batch that is run again with
-other rows is refused, before anything new of it is written.
+An identity needs the same content every time. So a task holds all its rows and claims its place at
+the broker with their checksums (`penstock.topics.write_claims` has the rules). Then it writes them,
+or drops them because an earlier run has written them all, or hands them to the driver. No task
+waits for another one while it occupies a core: the driver writes after all tasks have claimed. A
+batch that runs again with other rows is rejected before anything new of it is written.
 
-A row keeps its number only if the batch, run again, gives each task the same rows in the same
-order. Sources here see to it; a shuffle does not, hence `orderBy`: the columns by which a task
-sorts its rows before it writes them. They are the rows' keys: a task that is done is compared by
-its keys alone, since values such as sums of floats may differ from run to run.
+A row keeps its number only if a repeated batch gives each task the same rows in the same order. Our
+sources do so; a shuffle does not. Therefore `orderBy` names the columns by which a task sorts its
+rows before it writes them. They are the keys of the rows: a task that is done is compared only by
+keys, because other values, such as sums of floats, may differ between runs.
 """
 
 import sys
@@ -65,7 +64,7 @@ class Writer:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver: its claim, and its rows if the driver is to write them."""
+    """A task's message to the driver: its claim, and its rows if the driver writes them."""
 
     claim: Claim | None = None
     rows: bytes = b""  # Arrow's stream format
@@ -122,7 +121,7 @@ def append_once(rows: Any, order: Sequence[str], app: str, **sink: str | None) -
 
 @plain_errors
 class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
-    """Of topics and of queues, of batches and of streams. Options are read on the driver."""
+    """The writer of a sink of batches or streams. The driver reads its options."""
 
     kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
     text_columns: ClassVar[tuple[str, ...]]

@@ -1,15 +1,12 @@
-"""The queue sink: rows become messages, pushed in batches over HTTP, each with a transactionId that
-is the same again.
+"""The queue sink: push rows as messages in batches over HTTP, with transactionIds that repeat.
 
-With `appId` a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>`
-(in a write without a stream no query, and batch 0; see `penstock.pipeline.sinks.identity`). The
-broker stores a task's rows together with their number, so a task that is run again continues behind
-the rows that are stored, whether or not their messages still exist. A column `transactionId` takes
-precedence: then the identity is the data's own and holds across applications too, for as long as
-the messages exist.
+With `appId`, a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>`
+(a write without a stream has no query, and batch 0; see `penstock.pipeline.sinks.identity`). The
+broker stores a task's rows together with their number, so a task that runs again continues after
+the stored rows, whether or not their messages still exist. A column `transactionId` takes
+precedence: it also holds across applications, for as long as the messages exist.
 
-The request's JSON is put together column by column in Arrow; payloads that are JSON already go in
-as they are.
+Arrow builds the JSON of the request column by column. Payloads that are JSON stay as they are.
 """
 
 import json

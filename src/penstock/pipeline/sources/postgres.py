@@ -1,9 +1,7 @@
-"""PostgreSQL from Spark: queries as Arrow, through ADBC (binary COPY underneath, no row becomes a
-Python object).
+"""Query PostgreSQL from Spark, as Arrow, through ADBC: binary COPY, and no Python object per row.
 
-A server that is away (restarted, failed over) is waited for, `databaseTimeout` seconds, before a
-question fails: every question asked here may be asked twice. A large answer that breaks off in the
-middle is its reader's affair.
+If the server is away (restart, failover), queries are repeated for `databaseTimeout` seconds: all
+of them are safe to repeat. If a large answer breaks off in the middle, its reader handles that.
 """
 
 import atexit
@@ -51,7 +49,7 @@ class Away(Unavailable):
 
 
 class Postgres:
-    """How to reach the broker's database. Picklable.
+    """The address of the broker's database. Picklable.
 
     Without the option `database` it is the database of the broker on this machine, according to the
     environment, penstock.yaml, or the broker that runs in ./penstock-data.

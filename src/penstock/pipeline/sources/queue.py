@@ -1,25 +1,23 @@
-"""The queue source, batch and streaming: all partitions of a queue, read from PostgreSQL in
-parallel.
+"""The queue source for batches and streams: read all partitions from PostgreSQL in parallel.
 
-The position in a queue of a million partitions is one number. Each message carries the id of the
-transaction that stored it (`xid`), and `pg_snapshot_xmin(pg_current_snapshot())` is the oldest
-transaction still running: every transaction below it has ended, so messages with a smaller xid are
-all visible or never will be. That is the horizon. A batch is the messages with `from <= xid <
-horizon`. A transaction that stays open keeps the horizon below itself, so its messages are in a
-later batch whenever it commits; none is passed by. What it costs: while any transaction that writes
-stays open, on the whole server, the source sees nothing newer than it. A read that ends by itself
-waits a moment for those that are open (`waitForTransactions`); whoever holds messages back longer
-is named in the log.
+The position in a queue of a million partitions is one number. Each message has the id of the
+transaction that stored it (`xid`). `pg_snapshot_xmin(pg_current_snapshot())` is the oldest running
+transaction, the horizon: every transaction below it has ended, so messages with a smaller xid are
+visible now or never. A batch is the messages with `from <= xid < horizon`. A transaction that stays
+open keeps the horizon below itself. Its messages are in a later batch whenever it commits, so none
+is missed. The price: while any writing transaction is open on the server, the source sees nothing
+newer. A read that ends by itself waits for open transactions for `waitForTransactions`; the log
+names the transactions that stay open longer.
 
 An offset is `{"queue", "id", "installation", "xid", "cuts"}`. The queue's id and the database's
-installation number tell a queue that was deleted and made again, or another database, from the one
-the checkpoint belongs to. `cuts` says how the batch that ends here is divided among tasks: whole
-partitions, so that one partition's messages stay in order within one task.
+installation number detect a queue that was created again, and another database. `cuts` says how the
+batch that ends here is divided into tasks: by whole partitions, so that the messages of a partition
+stay in order within one task.
 
-A batch read (`spark.read`) promises no order. When it takes a good part of the table, its tasks
-read ranges of the table's blocks: each block once and in sequence, where ranges of partitions would
-visit every block from every task. Blocks keep their rows as long as the table's file is the same
-one (messages are never updated); a task makes sure. And PostgreSQL packs many messages into a row
+A batch read (`spark.read`) has no order. If it needs a large part of the table, its tasks read
+ranges of the table's blocks: each block once and in sequence. Ranges of partitions would visit
+every block from every task. Blocks keep their rows as long as the table's file stays the same
+(messages are never updated), which each task checks. PostgreSQL packs many messages into a row
 (`penstock.pipeline.sources.packed_messages`).
 """
 
@@ -78,7 +76,7 @@ class QueueState:
 
 
 class QueuePlan:
-    """What is read of a queue, and how it is cut into tasks. Picklable."""
+    """The messages to read from a queue, and their division into tasks. Picklable."""
 
     def __init__(
         self, options: QueueSourceOptions, columns: Sequence[str], *, streaming: bool

@@ -1,7 +1,7 @@
-"""The rows of a task of the queue source: a range of a queue's messages, as Arrow batches.
+"""Return the rows of a task of the queue source, a range of a queue's messages, as Arrow batches.
 
-What can be made here is not sent by PostgreSQL: the queue's name, ids and traces as text,
-partitions' names (asked for once per task and partition).
+PostgreSQL does not send what can be computed here: the queue's name, ids and traces as text, and
+names of partitions (queried once per task and partition).
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What waits for its time: listed, looked at and cancelled. `background/delayed.py` delivers it."""
+"""List, show and cancel delayed messages. `background/delayed.py` delivers them."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,8 +1,8 @@
-"""What consumers say about themselves: who they are, what they have in hand, what went wrong last.
+"""Keep the reports of consumers: who they are, what they are processing, and their last error.
 
-The Python client sends it every few seconds for each of its consumers. A process holds what came to
-it in memory, and its row of `members` (`Presence`) carries it to the others; so nothing is stored
-for a consumer that is gone, and a report that came to two processes counts by the newer one.
+The Python client sends a report every few seconds for each of its consumers. A process keeps the
+reports that it received in memory, and its row of `members` (`Presence`) carries them to the
+others. So nothing is stored for a consumer that is gone. Of two reports, the newer one counts.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,11 @@
-"""When a cron expression is due in a time zone, and what to do about due times that were missed.
+"""Compute when a cron expression is due in a time zone, and decide about missed due times.
 
-The expression is that of Debian's cron: minute, hour, day of month, month, day of week; six fields
-begin with seconds. Where clocks are changed (daylight saving) so are the rules: an entry with
-a fixed hour and minute runs once a day, right after the gap when its time does not exist, and the
-first time when its time comes twice; one with `*` in the hour or minute follows the clock on the
-wall, so it runs in both of two equal hours. cronsim knows all this; here are only time zones, the
-names for common expressions, and errors in words.
+The expression is that of Debian's cron: minute, hour, day of month, month, day of week; with six
+fields, the first one is seconds. Daylight saving works as in Debian, too. An entry with a fixed
+hour and minute runs once a day: right after the gap if its time does not exist, and the first time
+if it occurs twice. An entry with `*` in the hour or minute follows the local clock, so it runs in
+both of two equal hours. cronsim implements this; this module adds time zones, the names of common
+expressions, and errors in words.
 """
 
 from collections import deque

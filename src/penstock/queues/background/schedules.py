@@ -1,13 +1,13 @@
-"""Schedules: messages pushed at the times a cron expression gives.
+"""Push the messages of schedules at the times of their cron expressions.
 
-Any broker does it; none is the leader. Each sleeps until the next due time, which it asks the
-database for; a change wakes it, here at once and elsewhere through `Signals`. Who comes first locks
-the schedule's row (the others skip it), pushes what is due and moves `next_at` on, all in one
-transaction: a kill at any moment leaves a due time either done or still due. The transaction id is
-made of the schedule and the due time.
+Any broker does it; none is the leader. Each sleeps until the next due time in the database. A
+change wakes it: here at once, and elsewhere through `Signals`. The first broker locks the
+schedule's row (the others skip it), pushes what is due and advances `next_at`, in one transaction.
+So after a kill at any moment, a due time is either done or still due. The transaction id consists
+of the schedule and the due time.
 
-Only the database's clock says what is due. `catch_up` says what happens to due times that passed
-while no broker or no database was there:
+Only the database's clock decides what is due. `catch_up` decides about due times that passed while
+no broker or no database was running:
 
     all     a message for each of them
     one     a message for the last of them
