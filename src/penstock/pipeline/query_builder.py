@@ -98,7 +98,7 @@ def add_steps(
                 frame = function(made.views[pipeline.view_before(step)])
         except ConfigError:
             raise
-        # whatever a user's function raises, or Spark finds wrong with the SQL
+        # any error of a user's function, or of Spark's about the SQL
         except Exception as error:
             raise step_failed(step.name, error) from error
         if not hasattr(frame, "createOrReplaceTempView"):
@@ -420,7 +420,9 @@ def read_source(spark: Any, pipeline: PipelineFile, source: PipelineSource) -> A
         reader = spark.read.format(source.kind).options(**texts(source.options))
         if source.jdbc:
             frame = reader.option("url", source.jdbc).load()
-            return frame if source.refresh == 1 else frame.persist()  # each batch would ask again
+            return (
+                frame if source.refresh == 1 else frame.persist()
+            )  # otherwise each batch would ask again
         return reader.load(source.parquet)
     reader = spark.readStream if pipeline.streaming else spark.read
     if source.columns:

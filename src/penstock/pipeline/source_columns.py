@@ -39,7 +39,7 @@ def ddl(schema: pa.Schema) -> str:
 TOPIC_COLUMNS = pa.schema(
     {"topic": pa.string(), "offset": pa.int64(), "timestamp": TIMESTAMP, "payload": pa.binary()}
 )
-# A read that names them in its schema gets these, too; they are null in aiq's layout.
+# A read gets these too if its schema names them; they are null in aiq's layout.
 KEYED_COLUMNS = pa.schema({"key": pa.binary(), "headers": RECORD_HEADERS})
 ALL_TOPIC_COLUMNS = pa.schema([*TOPIC_COLUMNS, pa.field("partition", pa.int32()), *KEYED_COLUMNS])
 QUEUE_COLUMNS = pa.schema(
@@ -53,7 +53,7 @@ QUEUE_COLUMNS = pa.schema(
     }
 )
 TOPIC_DDL, QUEUE_DDL = ddl(TOPIC_COLUMNS), ddl(QUEUE_COLUMNS)
-CORRUPT = "_corrupt"  # columns of a JSON source beside those of its schema
+CORRUPT = "_corrupt"  # columns of a JSON source in addition to its schema
 REASON = "_reason"
 # which of its columns a JSON source keeps, with an underscore before their names
 META = {

@@ -31,7 +31,7 @@ MERGED = re.compile("(try_)?(sum|avg)|mean|std.*|var.*|covar.*|corr|skewness|kur
 ROUNDED = {"round", "bround", "floor", "ceil"}
 
 
-# Of a plan as Spark prints it.
+# A node of a plan as Spark prints it.
 NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
 # Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
 GATHERS = re.compile(

@@ -149,7 +149,7 @@ def _replay(spark: Any, options: ReplayOptions, say: Say) -> Replayed:
         written += count
         say(f"{written} of {result.rows} records")
         fastest = min(fastest, time.monotonic() - began)
-        # the next ones arrive at the end of a write, which takes its time too
+        # counted from the end of a write, which takes time too
         if options.rate and written < result.rows:
             time.sleep(max(0.0, count / options.rate - fastest))
     return result

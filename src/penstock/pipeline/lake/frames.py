@@ -90,7 +90,7 @@ def _whole_frame(spark: Any, table: LakeTable, reach: Reach) -> Any:
     rest = TypedColumns.of(snapshot, table.kind).applied(rest)
     if snapshot is None or position is None:
         return rest
-    # The log first: its tasks take longer to begin, and run beside those of the files.
+    # The log first: its tasks take longer to start, and run in parallel with those of the files.
     archived = archived_frame(spark, table, snapshot)
     if rest.columns == archived.columns:
         return rest.union(archived)

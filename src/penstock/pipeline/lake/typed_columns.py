@@ -30,7 +30,7 @@ log = logging.getLogger("penstock.pipeline")
 
 INFER = "infer"
 OUTCOMES = "_outcomes"  # see `penstock.pipeline.lake.outcomes`
-# Of what Spark says of JSON values. Whole numbers beyond 64 bits and fractions are doubles.
+# Spark's types of JSON values. Integers beyond 64 bits and fractions are doubles.
 INFERRED = {
     "BIGINT": "long",
     "DECIMAL": "double",
@@ -42,7 +42,7 @@ INFERRED = {
     "VARIANT": "string",
 }
 MAX_COLUMNS = 1000
-# What Delta and Parquet take in a column's name.
+# Names of columns that Delta and Parquet accept.
 NAMEABLE = re.compile(r"[^ ,;{}()\n\t=`.]+").fullmatch
 
 
@@ -52,7 +52,7 @@ class TypedColumns:
     def __init__(self, kind: Kind, fields: Any = None) -> None:
         self.kind = kind
         self.fields = fields  # a StructType with the names in the records; None without any
-        # the columns that are no fields of payloads
+        # the columns that are not fields of payloads
         self.reserved = {*kind.columns.names, "date", REASON, OUTCOMES}
         self._taken = {name.lower() for name in self.reserved}
 

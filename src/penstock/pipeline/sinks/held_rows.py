@@ -119,7 +119,7 @@ def _joined(values: pa.Array) -> memoryview:
     if ends is None or values.buffers()[2] is None:
         return memoryview(b"")
     offsets = memoryview(ends).cast("i")
-    if values.null_count:  # the bytes under a null are anyone's
+    if values.null_count:  # the bytes under a null are undefined
         return _joined(values.drop_null())
     return memoryview(values.buffers()[2])[
         offsets[values.offset] : offsets[values.offset + len(values)]

@@ -125,7 +125,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
 
     kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
     text_columns: ClassVar[tuple[str, ...]]
-    place_columns: ClassVar[tuple[str, ...]]  # that say where a row goes: part of its keys
+    place_columns: ClassVar[tuple[str, ...]]  # that decide where a row goes: part of its keys
     connect: ClassVar[Callable[..., Any]]
 
     def __init__(
@@ -154,7 +154,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         for name in self.text_columns:
             if self._types.get(name, "string") != "string":
                 raise self._unfit(f"the column {name} must be a string")
-        # then the identity is the data's own
+        # the data has its own identity
         self._identified = "transactionId" in self.text_columns and "transactionId" in self._types
         if not self._app and not self._identified:
             sys.stderr.write(

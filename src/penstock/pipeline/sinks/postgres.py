@@ -55,7 +55,7 @@ class PostgresSink:
         for name in nested:  # as JSON, which is cast to the type of the target's column
             rows = rows.withColumn(name, f.to_json(f.col(f"`{name}`")))
         patience = Patience(self._patience)
-        while True:  # all of it may be done twice
+        while True:  # safe to repeat as a whole
             try:
                 self._write(rows, app, number)
                 break

@@ -24,8 +24,8 @@ from penstock.protocol.replication import STANDBY_LAG
 log = logging.getLogger("penstock.pipeline")
 
 PRIMARY = "primary"
-# What a server says that stops, starts, fails over or has no connection to spare, and a standby
-# whose replay got in the way of a query (40001): it will pass.
+# Errors of a server that stops, starts, fails over or has no free connection, and of a standby
+# whose replay conflicts with a query (40001): they pass.
 AWAY = {"57P01", "57P02", "57P03", "53300", "25006", "08000", "08003", "08006", "08001", "08004"}
 AWAY |= {"40001"}
 
@@ -132,7 +132,7 @@ class Postgres:
         idle = _IDLE.setdefault((self.url, self.schema), [])
         while True:
             try:
-                # a thread may have been faster: no look before the leap
+                # another thread may have been faster, so there is no check first
                 connection, kept = idle.pop(), True
             except IndexError:
                 connection, kept = self.connect(autocommit=True), False
@@ -166,7 +166,7 @@ class Postgres:
         try:
             with self._ask(query) as cursor:
                 yield from cursor.fetch_record_batch()
-        # the last two are pyarrow's own, when it pulls from a broken stream
+        # pyarrow raises the last two when it reads from a broken stream
         except (dbapi.Error, pa.ArrowException, OSError) as error:
             raise failure("PostgreSQL failed while a range was read", error) from error
 
@@ -217,7 +217,7 @@ def failure(what: str, error: Exception) -> Unavailable:
     return (Away if away else Unavailable)(f"{what}: {first_line}")
 
 
-# Connections of this process; ADBC takes its time to open one.
+# Connections of this process: ADBC is slow to open one.
 _IDLE: dict[tuple[str, str], list[Any]] = {}
 
 

@@ -57,7 +57,7 @@ WARN_SECONDS = 5.0  # how long a transaction holds a stream back before it is na
 REPEAT_SECONDS = 60.0  # until it is named again
 COUNTED = 100_000  # messages held back are counted up to here
 SMALL_BATCH = 20_000  # messages; up to here one task reads them all
-SCAN_SHARE = 0.2  # from this part of the table on, its blocks are read one after another
+SCAN_SHARE = 0.2  # from this share of the table on, its blocks are read in sequence
 NEVER_NULL = ("queue", "partition", "seq", "id", "transactionId", "createdAt")
 
 # Lengths are counted in bytes of the server's encoding; texts arrive in ours.
@@ -83,7 +83,9 @@ class QueuePlan:
     ) -> None:
         self.given = options
         self.primary = Postgres(options, options.read_database)
-        self.postgres = self.primary.standby() or self.primary  # what messages are read from
+        self.postgres = (
+            self.primary.standby() or self.primary
+        )  # the server that messages are read from
         self.queue = options.name
         self.partitions = Names(options.assign[1] if options.assign else None)
         self.streaming = streaming
@@ -137,7 +139,7 @@ class QueuePlan:
     def name_holder(self, state: QueueState) -> None:
         """Log which transaction holds committed messages back, if any are."""
         if self.postgres is not self.primary:
-            return  # who writes is known to the primary alone
+            return  # only the primary knows who writes
         short = state.horizon & 0xFFFFFFFF  # as processes show it: without its epoch
         age = "extract(epoch FROM clock_timestamp() - {})::float8"
         rows = self.postgres.rows(
@@ -207,7 +209,7 @@ class QueuePlan:
             return [
                 [cut, 0] for cut in sorted({int(row[0]) + 1 for row in rows if row[0] is not None})
             ]
-        # A batch read promises no order: few partitions are cut within.
+        # A batch read has no order, so a partition may be split if there are few.
         own = " AND ".join([f"p.queue_id = {id}", *self.among(id, "p.id")])
         ends = self.postgres.rows(
             "SELECT p.id, (SELECT min(seq) FROM messages m WHERE m.partition_id = p.id), "
@@ -237,7 +239,7 @@ class QueuePlan:
         if self.tasks == 1 or rows < SMALL_BATCH or wanted < SCAN_SHARE * rows:
             return []
         cuts = [pages * i // self.tasks for i in range(1, self.tasks)]
-        places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the end, wherever that is by now
+        places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the current end
         return [QueueRange(low, high, a, b, file, packed) for a, b in pairwise(places)]
 
     def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
@@ -358,7 +360,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first is None or first >= high:
             if first is not None and self._target is None:
                 self._name_holder(now)
-            return start  # nothing new: a horizon that moves alone makes no batch
+            return start  # nothing new: a horizon that moves without messages makes no batch
         if self._target is None and o.delay.at_least:
             last = o.nth_xid(now.id, low, o.delay.at_least - 1)
             if o.delay.holds(last is not None and last < high):
