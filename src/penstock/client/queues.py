@@ -206,7 +206,7 @@ class QueueClient:
         if reason and address not in self._missing and len(self._missing) < MAX_REPORTED:
             self._missing.add(address)
             log.warning(
-                "nothing to take from %s: %s (a queue is made by its first push)", address, reason
+                "nothing to take from %s: %s (the first push creates a queue)", address, reason
             )
 
     # Pop and ack
@@ -350,7 +350,7 @@ class QueueClient:
         the client's `retry_for`.
         """
         if prefetch and auto_ack:
-            raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
+            raise InvalidRequest("auto_ack acknowledges messages on delivery: prefetch would lose some")
         most = inf if limit is None else limit
         given = 0
         remaining: list[Message] = []

@@ -351,5 +351,5 @@ def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetim
     if origin == "now" or mode in ("new", "new-only"):
         return "new", None
     if mode not in ("", "all", "from_beginning"):
-        raise InvalidRequest(f"subscriptionMode '{mode}' is none of: all, new, new-only")
+        raise InvalidRequest(f"subscriptionMode is all, new or new-only, not '{mode}'")
     return "all", None

@@ -142,9 +142,9 @@ def _replay(spark: Any, options: ReplayOptions, say: Say) -> Replayed:
             if OTHER_ROWS not in cause(error):
                 raise
             raise Conflict(
-                f"the source no longer has the records that replay {options.id!r} was begun with "
-                f"(offsets {low} to {low + step - 1}). Nothing of these was written. Replay what "
-                "is there under another --id."
+                f"the source no longer has the records with which replay {options.id!r} began "
+                f"(offsets {low} to {low + step - 1}). None of these were written. Replay the "
+                "existing records under another --id."
             ) from error
         written += count
         say(f"{written} of {result.rows} records")
@@ -173,9 +173,9 @@ def _planned(options: ReplayOptions, limit: int, step: int) -> tuple[int, int]:
         answer = keeper.claim(Claim(target, app, 0, 0, checksum, uuid.uuid4().hex, note))
     if answer.verdict != "write":
         raise Conflict(
-            f"replay {options.id!r} of {options.topic!r} into {target!r} was begun with another "
-            "--where, --start, --end or source. Nothing was written. Run it with those it was "
-            "begun with, or give this one another --id."
+            f"replay {options.id!r} of {options.topic!r} into {target!r} began with another "
+            "--where, --start, --end or source. Nothing was written. Run it with the same ones, or "
+            "with another --id."
         )
     limit, step = json.loads(answer.note)
     return int(limit), int(step)

@@ -104,7 +104,7 @@ def wait_for_turn(link: Any, claim: Claim) -> Claimed:
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks "
-                f"{answer.tasks} have not come again for {WAIT_SECONDS:g} s, and task "
+                f"{answer.tasks} have not run again for {WAIT_SECONDS:g} s, and task "
                 f"{claim.task} has more than {HANDED_BYTES >> 20} MiB, too much to let the driver "
                 "write it: run the batch on at least as many cores as it has tasks"
             )

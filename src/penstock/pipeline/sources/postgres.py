@@ -193,8 +193,8 @@ class Patience:
         delay = self._backoff.delay()
         if now + delay > self._began + self._seconds:
             raise Unavailable(
-                f"{reason}; it was away for {now - self._began:.0f} s. Give the option "
-                f"databaseTimeout more seconds than {self._seconds:g} to wait longer"
+                f"{reason}; it was away for {now - self._began:.0f} s. Raise the option "
+                f"databaseTimeout ({self._seconds:g} s) to wait longer"
             ) from reason
         time.sleep(delay)
 

@@ -62,7 +62,9 @@ class Sinks:
                 *key,
             )
             if rows is None or rows < first:
-                raise Conflict(f"task {task.task} of batch {task.batch} has not come this far")
+                raise Conflict(
+                    f"task {task.task} of batch {task.batch} has not stored the rows before these"
+                )
             fresh = items[rows - first :]
             pushed = await self._store_fitting(connection, snapshot, fresh)
             rows += len(pushed)

@@ -272,7 +272,7 @@ class SharedLog(AppendsThrough):
                 raise NotLoaded(lambda: self._deny(offset))
             self._denied = None
             raise InvalidOffset(
-                f"offset {offset} lies outside {self.first_offset} to {self.next_offset}"
+                f"offset {offset} is outside {self.first_offset} to {self.next_offset}"
             )
         return max(offset, self.first_offset)
 
