@@ -91,7 +91,7 @@ def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_decorated():
         client.consumer("q", batches=True)(no_list)
     with pytest.raises(InvalidRequest, match="cannot be decoded as Event"):
         client.consumer("q")(no_json)
-    with pytest.raises(InvalidRequest, match="no retry"):
+    with pytest.raises(InvalidRequest, match="retry= is not possible"):
         client.consumer("q", auto_ack=True, retry=backoff())(print)
     with pytest.raises(InvalidRequest, match="1 or more attempts"):
         backoff(0)
