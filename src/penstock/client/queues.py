@@ -350,7 +350,7 @@ class QueueClient:
         the client's `retry_for`.
         """
         if prefetch and auto_ack:
-            raise InvalidRequest("auto_ack acknowledges messages on delivery: prefetch would lose some")
+            raise InvalidRequest("auto_ack acknowledges on delivery: prefetch would lose messages")
         most = inf if limit is None else limit
         given = 0
         remaining: list[Message] = []

@@ -132,7 +132,7 @@ class Postgres:
         idle = _IDLE.setdefault((self.url, self.schema), [])
         while True:
             try:
-                # another thread may have been faster, so there is no check first
+                # not checked first: another thread may have been faster
                 connection, kept = idle.pop(), True
             except IndexError:
                 connection, kept = self.connect(autocommit=True), False

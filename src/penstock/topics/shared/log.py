@@ -1,12 +1,12 @@
 """The log of one partition of a shared topic, as every protocol sees it (`TopicLog`).
 
-What was appended or read lately is in memory and is read at once. The rest has to come from the
-database or the object store: a read on the event loop raises `NotLoaded`, whose `load` gets it, and
-is repeated (`read_or_wait`). While the database is down, what is in the object store is found by
-the names of its objects.
+Records that were appended or read lately are in memory. The others are in the database or in the
+object store: a read on the event loop raises `NotLoaded`, whose `load` gets them, and the read is
+repeated (`read_or_wait`). While the database is down, the names of the objects show what is in the
+object store.
 
-Bounds are those that this broker knows. Other brokers append too, so the end may be further than
-that, but never before it; an offset behind the end is refused only after the database was asked.
+Bounds are those that this broker knows. Other brokers append too, so the real end is there or
+later. An offset after the end is rejected only after asking the database.
 """
 
 import time
@@ -343,10 +343,10 @@ class SharedLog(AppendsThrough):
         try:
             rows = await context.calls.read(self.log_id, offset, LOAD_BYTES, behind=not recent)
         except Unavailable:
-            found = await context.objects.find(self.directory, offset)
-            if found is None or offset >= self.next_offset:
+            stored = await context.objects.find(self.directory, offset)
+            if stored is None or offset >= self.next_offset:
                 raise
-            base, end, name, size = found
+            base, end, name, size = stored
             context.older.put(self.log_id, await self._fetch(offset, base, end, name, 0, size))
             return
         if not rows:
