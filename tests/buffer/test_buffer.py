@@ -41,11 +41,11 @@ async def test_while_it_is_down_a_push_is_on_disk_before_the_answer_and_delivere
         assert name.startswith("failover_")
         assert name.endswith(".buf.tmp")
         assert json.loads((tmp_path / name).read_bytes())["payload"] == {"n": 1}
-        assert buffer.report().pending == 1
+        assert buffer.status.report().pending == 1
         store.go(True)
         await eventually(lambda: store.payloads("q", "p") == [b'{"n":1}'])
         await eventually(lambda: names(tmp_path) == [])
-        assert buffer.report().pending == 0
+        assert buffer.status.report().pending == 0
         assert (await buffer.push(items(2)))[0].status == "queued"
 
 
@@ -64,7 +64,7 @@ async def test_a_buffer_that_is_off_answers_no_push_before_the_database_has_it(t
         store.go(True)
         assert (await buffer.push(items(4)))[0].status == "queued"
         assert names(tmp_path) == []
-        assert buffer.report().pending == 0
+        assert buffer.status.report().pending == 0
     async with buffering(tmp_path / "on", store) as buffer:
         assert buffer.accepts()
     async with buffering(tmp_path / "full", store, max_bytes=0) as buffer:
@@ -209,7 +209,7 @@ async def test_one_poison_event_is_set_aside_with_its_reason_and_the_rest_arrive
         assert json.loads((tmp_path / "failed" / name).read_bytes())["payload"] == 777
         [reason] = (tmp_path / "failed" / f"{name}.error").read_text().splitlines()
         assert json.loads(reason)["error"] == "the database refused the data of this request"
-        assert buffer.report().failed == 1
+        assert buffer.status.report().failed == 1
 
 
 async def test_failed_events_are_tried_again_after_the_retry_interval(tmp_path):
@@ -266,7 +266,7 @@ async def test_with_the_database_down_at_start_it_serves_at_once_and_new_pushes_
         await buffer.push(items(1, 2))
     assert [parse(name).active for name in names(tmp_path)] == [False]
     async with buffering(tmp_path, store) as buffer:
-        assert buffer.report().pending == 2
+        assert buffer.status.report().pending == 2
         await buffer.push(items(3))
         store.go(True)
         await eventually(lambda: store.payloads() == [b"1", b"2", b"3"])
@@ -295,7 +295,7 @@ async def test_a_torn_last_line_and_damaged_lines_are_set_aside_and_the_rest_is_
         assert store.payloads() == [b"0", b"1", b"2"]
         assert (tmp_path / "quarantine" / f"{name}.torn").read_bytes() == b'{"queue":"q","pay'
         assert (tmp_path / "quarantine" / f"{name}.bad").read_bytes() == b"\0\0\0garbage\n"
-        assert buffer.report().quarantined == 2
+        assert buffer.status.report().quarantined == 2
 
 
 async def test_a_damaged_line_in_failed_is_set_aside_too(tmp_path):
@@ -381,4 +381,4 @@ async def test_a_file_that_cannot_be_read_is_set_aside_and_the_next_ones_are_rep
         await eventually(lambda: store.payloads("q", "good") == [b"2"])
         await replayed(buffer)
         assert [path.name for path in fs.files if path.parent.name == "quarantine"] == [bad.name]
-        assert buffer.report().quarantined == 1
+        assert buffer.status.report().quarantined == 1

@@ -100,7 +100,7 @@ async def test_poison_among_qos0_events_is_set_aside_alone(tmp_path):
             await buffer.push(items(n), buffer_ms=60_000)
         await buffer.qos0.flush()
         assert store.payloads() == [str(n).encode() for n in range(10) if n != 5]
-        assert buffer.report().failed == 1
+        assert buffer.status.report().failed == 1
         assert len(names(tmp_path / "failed")) == 2
 
 

@@ -245,7 +245,7 @@ async def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(
             assert all("full" in text for text in refused)
             assert refused
             assert len(accepted) > 300
-            assert buffer.report().failover.bytes < 1 << 20
+            assert buffer.status.report().failover.bytes < 1 << 20
             await asyncio.to_thread(server.start)
             await replayed(buffer)
             got = await delivered(queues, "q")

@@ -119,4 +119,4 @@ def overwrite_first_chunk(directory: Path) -> None:
 
 
 def _sample(metrics: Metrics, name: str, labels: str = "") -> float:
-    return float(metrics.snapshot()[f'penstock_export_{name}{{route="r"{labels}}}'])
+    return float(metrics.samples()[f'penstock_export_{name}{{route="r"{labels}}}'])

@@ -26,7 +26,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, name_items
+from penstock.queues.push import name_items
 from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, ItemOutcome, PopRequest, Status
 from tests.support import guard
@@ -124,7 +124,9 @@ class Store:
         if status == "queued":
             self._ids.add(key)
             self.stored.setdefault(key[:2], []).append(item)
-        return answer_of(item, 0, status, "id", "partition")
+        return ItemOutcome(
+            0, status, "id", item.transaction_id, "partition", item.trace_id, item.queue
+        )
 
     def payloads(self, queue: str = "q", partition: str = "Default") -> list[bytes]:
         return [item.payload for item in self.stored.get((queue, partition), [])]
