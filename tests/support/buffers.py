@@ -155,6 +155,27 @@ async def buffering(
             await buffer.stop()
 
 
+@asynccontextmanager
+async def over_store(
+    directory: Path, *, healthy: bool = True, **settings: Any
+) -> AsyncIterator[tuple[Store, Buffer]]:
+    """A database in memory, and a started buffer over it."""
+    store = Store(healthy)
+    async with buffering(directory, store, **settings) as buffer:
+        yield store, buffer
+
+
+async def replayed(buffer: Buffer, database: Database | None = None) -> None:
+    """Wait until the database has everything, and new pushes go straight to it."""
+    await eventually(
+        lambda: (
+            (database is None or database.healthy)
+            and buffer.status.pending == 0
+            and not buffer.backlog.held_partitions
+        )
+    )
+
+
 def items(*payloads: object, queue: str = "q", partition: str = "Default") -> list[Item]:
     return [Item(queue, str(payload).encode(), partition) for payload in payloads]
 
