@@ -1,4 +1,4 @@
-"""The types that the client returns, for annotations: `from penstock.types import PushResult`.
+"""The types that the client returns, for annotations: `from penstock.types import Pushed`.
 
 Programs catch errors from `penstock.errors`, and construct classes from `penstock` itself.
 """

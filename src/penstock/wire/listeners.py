@@ -1,4 +1,5 @@
-"""Open the HTTP, TCP, Kafka and WebSocket listeners of one broker: last to open, first to close.
+"""Open and close the HTTP, TCP, Kafka and WebSocket listeners of one broker. They open after
+everything else has started, and close before anything else stops.
 
 With several worker processes, all of them listen on the HTTP port (SO_REUSEPORT). A worker answers
 the queue API itself and forwards every other request to the owner over a Unix socket. The owner
@@ -126,9 +127,8 @@ class Listeners:
         self._feeds = Feeds()
         self._audit = Audit(broker.database, broker.presence.member)
         self._tasks = TasksApi(broker.queues, broker.presence.member, self._audit)
-        self._state = (
-            None if worker else StateMetrics(broker)
-        )  # state that all processes share is reported once
+        # state that all processes share is reported once, by the owner
+        self._state = None if worker else StateMetrics(broker)
         self.sockets = sockets  # None: the broker has one process
         if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
@@ -295,7 +295,7 @@ class Listeners:
             self._tasks,
         ]
         direct = [
-            calling(operations.GET_BUFFER, broker.buffer.report),
+            calling(operations.GET_BUFFER, broker.buffer.status.report),
             calling(operations.LIST_CHANGES, self._audit.page),
             calling(operations.LIST_TASKS, self._tasks.tasks.all),
             calling(operations.GET_TASK, self._tasks.tasks.get),

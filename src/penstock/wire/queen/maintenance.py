@@ -31,7 +31,7 @@ class MaintenanceApi:
     @_admin("GET", MODES)
     def modes(self) -> Json:
         """Whether the maintenance modes are on."""
-        report, failed = self._buffer.report(), self._buffer.failed
+        report, failed = self._buffer.status.report(), self._buffer.failed
         kinds = [file.name.kind for file in failed.files.values()]
         return {
             "maintenanceMode": report.maintenance_mode,

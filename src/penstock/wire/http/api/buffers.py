@@ -36,9 +36,9 @@ class BuffersApi:
             self._buffer.replay_now()
         else:
             await self._buffer.retry_failed(now=True)
-        return self._buffer.report()
+        return self._buffer.status.report()
 
     @serves(operations.SWITCH_MAINTENANCE)
     async def switch(self, body: MaintenanceModes) -> BufferStatus:
         await self._buffer.maintenance.switch(push=body.push, pop=body.pop)
-        return self._buffer.report()
+        return self._buffer.status.report()
