@@ -201,3 +201,18 @@ def test_named_options_are_those_of_the_class_they_are_for(options: type, kind: 
 def test_the_settings_of_a_queue_are_its_options() -> None:
     fields = {field.name for field in msgspec.structs.fields(QueueOptions)}
     assert set(QueueSettings.__annotations__) == fields
+
+
+async def test_an_option_that_does_not_exist_is_refused() -> None:
+    wrong: typing.Any = {"bach": 10}
+    async with Client("http://127.0.0.1:1", retry_for=0) as client:
+        with pytest.raises(TypeError, match="'bach'"):
+            await client.pop("q", **wrong)
+        with pytest.raises(TypeError, match="'bach'"):
+            await anext(client.take("q", **wrong))
+        with pytest.raises(TypeError, match="'bach'"):
+            client.consumer("q", **wrong)(print)
+        with pytest.raises(TypeError, match="'bach'"):
+            await client.push("q", 1, **wrong)
+        with pytest.raises(TypeError, match="'transaction_id'"):
+            await client.push_many("q", [1], transaction_id="t")  # type: ignore[call-arg]

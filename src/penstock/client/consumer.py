@@ -43,7 +43,7 @@ from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack
 
 from penstock.client.handlers import BoundHandler, Misfit
 from penstock.client.hooks import Hook
-from penstock.client.items import TakeOptions
+from penstock.client.items import TakeOptions, check_names
 from penstock.client.messages import AckStatus, Address, DeadLetter, Message, Received, Retry
 from penstock.client.queues import LONG_POLL_SECONDS, Answer, QueueClient, received_late
 from penstock.client.rate import RateLimit
@@ -186,6 +186,7 @@ class Consumer(Generic[P, R]):
         (True), never (False), or (None) while the function takes longer than a fetch and less than
         a second.
         """
+        check_names(fetching, TakeOptions)
         batch, auto_ack = fetching.get("batch", 1), fetching.get("auto_ack", False)
         if concurrency < 1 or batch < 1:
             raise InvalidRequest("a consumer needs a concurrency and a batch of at least 1")

@@ -40,6 +40,12 @@ class TakeOptions(TypedDict, total=False):
     subscription_from: datetime | str | None  # where a new group starts: a time, or "now"
 
 
+def check_names(options: Mapping[str, Any], known: Any) -> None:
+    """Raise `TypeError` for an option that the TypedDict `known` does not have."""
+    for name in options.keys() - known.__optional_keys__:
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
 def new_item(
     address: str | Address,
     payload: Any,

@@ -25,6 +25,7 @@ from penstock.client.items import (
     PushOptions,
     TakeOptions,
     ack_item,
+    check_names,
     new_item,
     storable,
 )
@@ -139,6 +140,7 @@ class QueueClient:
         """Push several messages, in order. Headers, delay and time apply to each of them. More
         messages than fit into one request are sent in several.
         """
+        check_names(options, MessageOptions)  # a transaction id is of one message
         items = [new_item(address, payload, **options) for payload in payloads]
         results: list[Pushed] = []
         for begin in range(0, len(items), MAX_ITEMS):
@@ -225,6 +227,7 @@ class QueueClient:
         several addresses, messages come from the first that has some. Without an address, they come
         from any queue of the namespace or task.
         """
+        check_names(options, TakeOptions)
         auto_ack = options.get("auto_ack", False)
         method, body = "GET", b""
         if address is None or isinstance(address, str | Address):
