@@ -78,7 +78,6 @@ class Store:
         self.failing: str | None = None  # why the disk refuses writes; None: it does not
         self.writing = asyncio.Lock()
         self.reading = asyncio.Lock()
-        self.on_event = books.on_event
         self._fs = fs
         self._pool = pool
         self._sync_wanted = options.syncs
@@ -115,13 +114,13 @@ class Store:
         if damaged:
             text = "%s: %d damaged journal entries; their blocks are delivered again"
             log.warning(text, self.directory, damaged)
-            self.on_event("quarantined", damaged)
+            self.books.on_event("quarantined", damaged)
         meta = self._load_meta()
         end = StreamEnd(meta.writer_offset, meta.next_sequence, meta.records)
         books.advance(end.next_sequence, end.through)
         self.chunks.open(end)
         if end.cut:
-            self.on_event("torn_bytes", end.cut)
+            self.books.on_event("torn_bytes", end.cut)
         books.advance(end.next_sequence, end.through)
         if meta.writer_offset <= self.chunks.end:  # else power loss kept it and lost blocks
             end.position = max(end.position, meta.position)
@@ -210,7 +209,7 @@ class Store:
         """Book blocks that are missing in a read from `start` as lost."""
         for bad_start, bad_end in reading.bad:
             self.chunks.quarantine(bad_start, bad_end)
-            self.on_event("quarantined", 1)
+            self.books.on_event("quarantined", 1)
         expected = start
         before = (
             self.records_before(start)
@@ -230,13 +229,13 @@ class Store:
         blocks = f"blocks {start} to {stop - 1} ({records} records)"
         log.error("%s: %s are lost: %s", self.directory, blocks, why)
         self.book(BlockEntry(EntryKind.DROPPED, reason, start, through, records, stop - start))
-        self.on_event("lost_blocks", stop - start)
+        self.books.on_event("lost_blocks", stop - start)
 
     def failed(self, error: StorageError) -> None:
         if self.failing is None:
             log.error("%s: the disk refuses writes, trying again: %s", self.directory, error)
         self.failing = str(error)
-        self.on_event("disk_full" if isinstance(error, StorageFull) else "disk_failed", 1)
+        self.books.on_event("disk_full" if isinstance(error, StorageFull) else "disk_failed", 1)
 
     # Books
 
@@ -295,7 +294,7 @@ class Store:
         }
         text = json.dumps(data, indent=2).encode()
         await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=sync))
-        self.on_event("meta_sync", 1)
+        self.books.on_event("meta_sync", 1)
 
     async def remove_completed_chunks(self, *, whole: bool = False) -> int:
         """Delete chunks whose blocks are all completed, oldest first. With `whole`, also a small
