@@ -129,9 +129,16 @@ class Store:
         chunks = self.chunks.chunks
         first = chunks[0].base if chunks else books.next_sequence
         last = chunks[-1].stop if chunks else books.next_sequence
+        unreadable = [chunk for chunk in chunks if chunk.base == chunk.stop]
+        for chunk in unreadable:
+            self.chunks.quarantine(chunk.start, chunk.end)
+            books.on_event("quarantined", 1)
         gaps = books.completed.gaps
-        for start, stop in gaps(1, first) + gaps(last, books.next_sequence):
-            self._lose(start, stop, self.records_before(start), self.records_before(stop), CRASH)
+        before = DAMAGED if unreadable and unreadable[0] is chunks[0] else CRASH
+        lost = [(gap, before) for gap in gaps(1, first)]
+        lost += [(gap, CRASH) for gap in gaps(last, books.next_sequence)]
+        for (start, stop), reason in lost:
+            self._lose(start, stop, self.records_before(start), self.records_before(stop), reason)
         self._stop, self._through = books.next_sequence, books.numbered
         self.chunks.hint(meta.reader_offset)
         self._dirty = True
