@@ -36,11 +36,7 @@ async def test_blocks_come_out_in_order_through_memory_disk_and_a_restart(
     queue = await opened(tmp_path, **options)
     for number in range(0, 100, 5):
         await queue.put([block(each) for each in range(number, number + 5)])
-    first = []
-    for _ in range(30):
-        leased = await queue.take()
-        first.append(number_of(leased))
-        queue.ack(leased)
+    first = await taken(queue, 30)
     await queue.close()
     again = await opened(tmp_path, **options)
     assert again.count == 70
@@ -145,8 +141,7 @@ async def test_a_clean_start_reads_the_first_block_of_each_chunk_and_the_one_to_
 ):
     queue = await opened(tmp_path, chunk_size=20_000)
     await queue.put([block(number) for number in range(1000)])
-    for _ in range(300):
-        queue.ack(await queue.take())
+    await taken(queue, 300)
     await queue.close()
     assert len(chunk_files(tmp_path)) == 8
     reads.clear()
@@ -163,11 +158,9 @@ async def test_a_killed_queue_is_gone_through_in_its_last_chunk_only(
 ):
     queue = await opened(tmp_path, chunk_size=20_000)
     await queue.put([block(number) for number in range(1000)])
-    for _ in range(30):
-        queue.ack(await queue.take())
+    await taken(queue, 30)
     await queue.tick()
-    for _ in range(30):
-        queue.ack(await queue.take())
+    await taken(queue, 30)
     await queue.put([block(number) for number in range(1000, 1010)])
     queue.abandon()
     if not metadata:
@@ -305,11 +298,9 @@ async def test_metadata_is_a_hint_and_a_lost_journal_costs_redelivery_only(
 ):
     queue = await opened(tmp_path, chunk_size=800)
     await queue.put([block(number) for number in range(20)])
-    for _ in range(3):
-        queue.ack(await queue.take())
+    await taken(queue, 3)
     await queue.tick()
-    for _ in range(2):
-        queue.ack(await queue.take())
+    await taken(queue, 2)
     await asyncio.sleep(0)
     queue.abandon()
     meta, journal = tmp_path / "fastqueue.meta", tmp_path / "fastqueue.log"
@@ -437,11 +428,7 @@ async def test_newest_first_takes_the_newest_there_is(tmp_path: Path, policy: di
     for number in range(0, 50, 10):
         await queue.put([block(each) for each in range(number, number + 10)])
     await queue.tick()
-    collected = []
-    for _ in range(8):
-        leased = await queue.take()
-        collected.append(number_of(leased))
-        queue.ack(leased)
+    collected = await taken(queue, 8)
     assert collected == list(range(49, 41, -1))
     await queue.put([block(each) for each in range(50, 60)])
     assert await taken(queue) == [*range(59, 49, -1), *range(41, -1, -1)]
@@ -454,8 +441,7 @@ async def test_newest_first_resumes_after_a_kill(tmp_path: Path):
     options = {"inmemory_blocks": 2, "chunk_size": 1500, "drain_order": "newest_first"}
     queue = await opened(tmp_path, **options)
     await queue.put([block(each) for each in range(200)])
-    for _ in range(50):
-        queue.ack(await queue.take())
+    await taken(queue, 50)
     await asyncio.sleep(0)
     queue.abandon()
     again = await opened(tmp_path, **options)
@@ -466,11 +452,7 @@ async def test_newest_first_resumes_after_a_kill(tmp_path: Path):
 async def test_mixed_gives_fresh_data_its_share_while_a_backlog_drains(tmp_path: Path):
     queue = await opened(tmp_path, inmemory_blocks=10, drain_order="mixed", fresh_share=0.25)
     await queue.put([block(number) for number in range(100)])
-    collected = []
-    for _ in range(20):
-        leased = await queue.take()
-        collected.append(number_of(leased))
-        queue.ack(leased)
+    collected = await taken(queue, 20)
     assert [number for number in collected if number >= 90] == [99, 98, 97, 96, 95]
     assert [number for number in collected if number < 90] == list(range(15))
     assert sorted(collected + await taken(queue)) == list(range(100))
@@ -481,8 +463,7 @@ async def test_consumed_chunks_are_deleted_and_an_emptied_queue_uses_no_disk(tmp
     queue = await opened(tmp_path, inmemory_blocks=4, chunk_size=1600)
     await queue.put([block(number) for number in range(100)])
     assert len(chunk_files(tmp_path)) == 10
-    for _ in range(55):
-        queue.ack(await queue.take())
+    await taken(queue, 55)
     await queue.tick()
     assert len(chunk_files(tmp_path)) == 5
     await taken(queue)
@@ -586,9 +567,7 @@ async def test_the_reader_offset_of_the_metadata_moves_to_the_end_of_the_stream(
     assert meta()["reader_offset"] == 0
     offsets = []
     for _ in range(10):
-        for _ in range(9):
-            leased = await queue.take()
-            queue.ack(leased)
+        await taken(queue, 9)
         await queue.tick()
         offsets.append(meta()["reader_offset"])
     assert offsets == sorted(set(offsets)), "it moves"
