@@ -428,7 +428,7 @@ class Chunks:
 
     def remove(self, chunk: BlockFile) -> None:
         """Delete a chunk whose blocks are all completed. The last chunk must be the only one."""
-        self._reader.close_if(chunk)
+        self._reader.close()
         if len(self.chunks) == 1:
             self._close_writer()
             self._unsynced, self._synced, self._broken = [], 0, False

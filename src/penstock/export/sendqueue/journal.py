@@ -251,12 +251,8 @@ class Books:
         if not self.completed.add(sequence, sequence + blocks, through - records, through):
             return False
         self.advance(sequence + blocks, through)
-        if blocks < len(self.attempts):
-            for each in range(sequence, sequence + blocks):
-                self.attempts.pop(each, None)
-        else:
-            for each in [n for n in self.attempts if sequence <= n < sequence + blocks]:
-                del self.attempts[each]
+        for each in [n for n in self.attempts if sequence <= n < sequence + blocks]:
+            del self.attempts[each]
         return True
 
     def accounting(self) -> Accounting:
