@@ -109,7 +109,9 @@ class FetchedBatches(NamedTuple):
     """Record batches as bytes. The first one contains the requested offset, or follows it."""
 
     data: bytes
+    first_offset: int
     next_offset: int  # where the next read continues
+    records: int
 
 
 class StoredBatch(NamedTuple):

@@ -22,7 +22,7 @@ from penstock.log.batches.decode import decode_batches
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
 from penstock.log.limits import TopicLimits
-from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
+from penstock.log.segment import Batch, FetchedBatches, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
 from penstock.protocol.kafka_batch import BatchHead, assigned, batches_in, checked
@@ -146,7 +146,7 @@ class SharedLog(AppendsThrough):
     ) -> Batch:
         """Return records from `offset` on, at least one if there is one."""
         while True:
-            fetched = self._whole_batches(offset, max_bytes, max_records, strict=strict)[0]
+            fetched = self._whole_batches(offset, max_bytes, max_records, strict=strict)
             if not fetched.data:
                 return empty_batch(fetched.next_offset)
             columns = decode_batches(fetched.data, offset)
@@ -159,27 +159,20 @@ class SharedLog(AppendsThrough):
                 return batch_of(columns, part, fetched.next_offset)
             offset = fetched.next_offset
 
-    def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
-        """Return whole batches, at least one. The first may begin before `offset`."""
-        fetched, first, count = self._whole_batches(offset, max_bytes, strict=strict)
-        if not fetched.data:
-            return Raw(fetched.next_offset, 0, fetched.next_offset, None, 0, 0)
-        file: Any = InMemory(fetched.data)
-        return Raw(first, count, fetched.next_offset, file, 0, len(fetched.data))
-
     def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
-        return self._whole_batches(offset, max_bytes, strict=True)[0]
+        return self._whole_batches(offset, max_bytes, strict=True)
 
     def _whole_batches(
         self, offset: int, max_bytes: int, max_records: int = 1 << 62, *, strict: bool
-    ) -> tuple[FetchedBatches, int, int]:
-        """Return batches from the one with `offset` on, their first offset and number of records.
+    ) -> FetchedBatches:
+        """Return the batches from the one with `offset` on, at least one if there is one.
 
         Chunks may overlap: one that was cached before the mover merged it is part of another.
         """
         start = at = self._begin(offset, strict)
         if at >= self.next_offset:
-            return FetchedBatches(b"", max(offset, self.next_offset)), 0, 0
+            at = max(offset, self.next_offset)
+            return FetchedBatches(b"", at, at, 0)
         parts: list[bytes] = []
         size, first, records = 0, -1, 0
         while at < self.next_offset and size < max_bytes:
@@ -193,12 +186,12 @@ class SharedLog(AppendsThrough):
                     continue
                 full = size + head.size > max_bytes or head.base_offset - start >= max_records
                 if parts and full:
-                    return FetchedBatches(b"".join(parts), at), first, records
+                    return FetchedBatches(b"".join(parts), first, at, records)
                 first = head.base_offset if first < 0 else first
                 parts.append(chunk.data[position : position + head.size])
                 size, records, at = size + head.size, records + head.records, head.next_offset
             at = max(at, chunk.end)
-        return FetchedBatches(b"".join(parts), at), first, records
+        return FetchedBatches(b"".join(parts), first if parts else at, at, records)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
         """Return the times of these records, in microseconds since 1970."""
@@ -443,13 +436,3 @@ class SharedLog(AppendsThrough):
         """Refuse new appends and wake all readers that wait."""
         self.appends.close(deleted=True)
         self._subscriptions.end(self.appends.gone())
-
-
-class InMemory:
-    """Bytes where a `Raw` expects a file."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read_at(self, position: int, length: int) -> bytes:
-        return self._data[position : position + length]

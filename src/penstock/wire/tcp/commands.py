@@ -516,11 +516,10 @@ def _consumed(topic: AnyLog, start: int, most: int) -> Pieces:
 def _fetched(topic: AnyLog, start: int, most: int, extras: int) -> Pieces:
     most, columns = min(most, FETCH_BYTES), b""
     if topic.format.keyed and extras & frames.FORMAT:
-        records = topic.raw(start, most, strict=True)
-        raw: Bytes = records.read()
-        first, following, count = records.first_offset, records.next_offset, records.count
+        raw: Bytes
+        raw, first, following, count = topic.batches(start, most)
         return _fetch_answer(topic, (first, following, count), bytes([frames.RECORD_BATCHES]), raw)
-    if topic.format.keyed:
+    if topic.format.keyed or isinstance(topic, SharedLog):
         batch = topic.read(start, MAX_FETCHED_RECORDS, most, strict=True)
         offsets, lengths = batch.offsets, batch.ends - batch.starts
         raw = b"".join(
