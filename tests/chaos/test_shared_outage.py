@@ -22,12 +22,8 @@ SECONDS = 120.0
 
 @pytest.fixture
 def server() -> Iterator[Postgres]:
-    server = Postgres("one")
-    try:
-        server.create()
+    with Postgres("one") as server:
         yield server
-    finally:
-        server.remove()
 
 
 def consumed_by_a_group(broker: BrokerProcess, topic: str, count: int) -> list[str]:
@@ -53,11 +49,10 @@ def consumed_by_a_group(broker: BrokerProcess, topic: str, count: int) -> list[s
 def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
     server: Postgres, tmp_path: Path
 ) -> None:
-    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
     settings = {"database__acquire_timeout": 2, "topics__tier_interval": 0.2}
     settings |= {"topics__tier_delay": 0, "topics__shared_tier": f"file://{tmp_path / 'tier'}"}
     with (
-        BrokerProcess(tmp_path / "broker", database_url=url, **settings) as broker,
+        BrokerProcess(tmp_path / "broker", database_url=server.url, **settings) as broker,
         httpx.Client(base_url=broker.url, timeout=SECONDS) as http,
     ):
 
@@ -162,14 +157,13 @@ def test_records_in_object_storage_are_read_that_nobody_has_read_before(
     server: Postgres, tmp_path: Path
 ) -> None:
     """By every protocol, through a broker that has more to read than it has memory for."""
-    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
     tier = tmp_path / "tier"
     settings = {"database__acquire_timeout": 2, "topics__shared_tier": f"file://{tier}"}
     moving = settings | {"topics__tier_interval": 0.2, "topics__tier_delay": 0}
     with (
-        BrokerProcess(tmp_path / "mover", database_url=url, **moving),
+        BrokerProcess(tmp_path / "mover", database_url=server.url, **moving),
         BrokerProcess(
-            tmp_path / "broker", database_url=url, topics__shared_cache="1Mi", **settings
+            tmp_path / "broker", database_url=server.url, topics__shared_cache="1Mi", **settings
         ) as broker,
         httpx.Client(base_url=broker.url, timeout=SECONDS) as http,
     ):

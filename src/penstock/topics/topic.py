@@ -43,7 +43,7 @@ from penstock.log.tier.cache import NotCached
 from penstock.protocol.names import split_label
 from penstock.topics.subscriptions import Subscriptions
 
-__all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
+__all__ = ["Appended", "Batch", "FetchedBatches", "Producer", "Promise", "Raw", "Topic"]
 
 log = logging.getLogger("penstock.topics")
 

@@ -99,18 +99,19 @@ class Flusher:
         self._on_answer = on_answer
         self._observe = observe  # gets the seconds of each call
         self._together: Batcher[Turn, TurnOutcome] = Batcher(
-            self._append, limit=CALL_BYTES, slots=CALLS, size=lambda turn: turn.size
+            self._append, limit=CALL_BYTES, slots=CALLS
         )
         self._alone: Batcher[Turn, TurnOutcome] = Batcher(
             lambda turns, again: self._append(turns, again, wait=True),
             limit=1,
             slots=CALLS,
             enough=1,
-            size=lambda _: 1,
         )
 
     def submit(self, turn: Turn) -> "asyncio.Future[TurnOutcome]":
-        return (self._together if turn.skips < MAX_SKIPS else self._alone).submit(turn)
+        if turn.skips < MAX_SKIPS:
+            return self._together.submit(turn, turn.size)
+        return self._alone.submit(turn)
 
     async def drain(self) -> None:
         await self._together.drain()

@@ -125,7 +125,7 @@ class SharedTopics:
             read=lambda: self.context.recent.size + self.context.older.size,
         )
         self._notices = metrics.counter(
-            "penstock_shared_notices_total", "Notices about shared topics, sent and heard", "way"
+            "penstock_shared_notices_total", "Notices about shared topics, sent and received", "way"
         )
 
     async def start(self) -> None:

@@ -124,12 +124,15 @@ class Mover:
             "penstock_shared_moved_bytes_total", "Bytes of shared topics moved to object storage"
         )
         self._dropped = metrics.counter(
-            "penstock_shared_dropped_batches_total", "Batches of shared topics retention deleted"
+            "penstock_shared_dropped_batches_total", "Batches of shared topics deleted by retention"
         )
         for i, (name, text) in enumerate(
             (
                 ("penstock_shared_head_rows", "Rows of batches of shared topics in the database"),
-                ("penstock_shared_head_bytes", "Bytes of these rows and their indexes"),
+                (
+                    "penstock_shared_head_bytes",
+                    "Bytes of the rows of shared topics and their indexes",
+                ),
                 ("penstock_shared_removal_objects", "Objects that wait to be deleted"),
             )
         ):
