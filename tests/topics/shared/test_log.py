@@ -393,6 +393,22 @@ async def transactions(url: str) -> int:
         await connection.close()
 
 
+async def test_rows_that_appends_update_do_not_bloat_their_tables(
+    broker: SharedTopics, database_url: str
+) -> None:
+    """The table says how much of a page stays free, so that a new version fits beside the old."""
+    log = await broker.create("orders", 1)
+    for i in range(600):
+        await log.append([b"x"], Producer(b"p" * 16, i))
+    connection = await asyncpg.connect(database_url)
+    try:
+        for table in ("shared_logs", "shared_producers"):
+            size = await connection.fetchval(f"SELECT pg_total_relation_size('penstock.{table}')")
+            assert size <= 8 * 8192, table  # 600 versions of a row take more
+    finally:
+        await connection.close()
+
+
 async def test_a_broker_that_stops_answers_what_is_queued(database_url: str) -> None:
     async with shared_topics(database_url) as topics:
         log = await topics.create("orders", 1)
