@@ -3,10 +3,12 @@
 import inspect
 import re
 import socket
+import ssl
 import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ import penstock.blocking
 from penstock.blocking import BlockingBrokers, Line
 from penstock.errors import Unavailable
 from tests.support.broker import BrokerProcess
+from tests.support.certificates import Authority
 from tests.support.ports import free_port
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
@@ -97,6 +100,59 @@ def test_waiting_ends_in_time_and_a_waiting_request_can_be_abandoned() -> None:
         assert line.wait(0.05) is None
         assert line.abandon(0.05) is None
         assert line.fileno() == -1
+
+
+def test_a_token_function_that_fails_is_tried_again() -> None:
+    results = iter([OSError("the file is being written"), "secret"])
+
+    def token() -> str:
+        if isinstance(result := next(results), OSError):
+            raise result
+        return result
+
+    with server(OK) as (url, requests):
+        line = Line(BlockingBrokers([url], token=token))
+        assert line.json("GET", "/x", retry_for=30) == []
+        assert b"Bearer secret" in requests[0]
+    line = Line(BlockingBrokers([url], token=lambda: {}["missing"]))
+    with pytest.raises(Unavailable, match="token failed: KeyError"):
+        line.json("GET", "/x")
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+def test_the_answer_that_was_on_its_way_when_a_request_is_abandoned_is_kept(
+    secure: bool, tmp_path: Path
+) -> None:
+    authority = Authority()
+    certificate, key = authority.issue(tmp_path)
+    ca, _ = authority.write(tmp_path)
+    listener = socket.create_server(("127.0.0.1", 0))
+    answered = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        if secure:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            connection = context.wrap_socket(connection, server_side=True)
+        connection.recv(65536)
+        connection.sendall(OK)
+        answered.set()
+        connection.recv(65536)  # until the client cancels the request
+        connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    scheme = "https" if secure else "http"
+    url = f"{scheme}://localhost:{listener.getsockname()[1]}"
+    line = Line(BlockingBrokers([url], ca=str(ca) if secure else None))
+    line.send("GET", "/x")
+    assert answered.wait(30)
+    answer = line.abandon(30)
+    assert answer is not None
+    assert answer.body == b"[]"
+    thread.join(30)
+    listener.close()
 
 
 def test_no_broker_is_unavailable_after_the_patience() -> None:

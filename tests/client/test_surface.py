@@ -25,10 +25,10 @@ from penstock import (
     outbox,
 )
 from penstock.client.buffer import BufferOptions
+from penstock.client.client import QueueSettings
 from penstock.client.consumer import Consumer, ConsumerOptions
 from penstock.client.producer import ProducerOptions
 from penstock.client.reader import ReaderOptions
-from penstock.client.results import QueueSettings
 from penstock.outbox import Outbox
 from penstock.outbox import sync as sync_outbox
 from penstock.outbox.sync import SyncOutbox

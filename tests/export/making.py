@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -90,10 +91,10 @@ async def opened(
     return queue
 
 
-async def taken(queue: FastQueue) -> list[int]:
-    """Take and ack everything; the numbers in the order they came."""
-    collected = []
-    while (each := await queue.take()) is not None:
+async def taken(queue: Any, most: int = sys.maxsize) -> list[int]:
+    """Take and ack everything, or so many; the numbers in the order they came."""
+    collected: list[int] = []
+    while len(collected) < most and (each := await queue.take()) is not None:
         collected.append(number_of(each))
         queue.ack(each)
     return collected

@@ -587,16 +587,9 @@ async def test_one_bad_route_does_not_keep_the_others_from_running(tmp_path: Pat
         ScriptedDestination() as destination,
         exports(tmp_path, {"held": http_route(destination.url)}),
     ):
-        other = Exports(
-            (
-                await _config(
-                    tmp_path,
-                    {"held": http_route(destination.url), "free": http_route(destination.url)},
-                )
-            ),
-            pool=_pool(),
-            metrics=Metrics(),
-        )
+        routes = {name: http_route(destination.url) for name in ("held", "free")}
+        config = Config(data_directory=tmp_path, routes=routes)
+        other = Exports(config, pool=POOL, metrics=Metrics())
         await other.start()
         assert "in use by process" in other.failed["held"]
         await other.get("free").push([record(1)])
@@ -605,18 +598,6 @@ async def test_one_bad_route_does_not_keep_the_others_from_running(tmp_path: Pat
             other.get("held")
         assert [each.state for each in other.status()] == ["running", "failed"]
         await other.stop()
-
-
-async def _config(directory: Path, routes: dict[str, Any]) -> Any:
-    from penstock.config import Config
-
-    return Config(data_directory=directory, routes=routes)
-
-
-def _pool() -> Any:
-    from tests.export.making import POOL
-
-    return POOL
 
 
 class RandomFaults:

@@ -87,7 +87,7 @@ def test_a_queue_is_read_with_every_column(database_url: str) -> None:
     ]
     assert all(UUID(row["id"]).version == 8 and row["createdAt"].year >= 2024 for row in rows)
     assert [row["headers"] for row in rows] == [None, [("a", "ü"), ("b", "")]]
-    with pytest.raises(NotFound, match="there is no queue 'nowhere'"):
+    with pytest.raises(NotFound, match="queue 'nowhere' does not exist"):
         QueueReader(options(database_url, "nowhere", streaming=False))
 
 

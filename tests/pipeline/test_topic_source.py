@@ -139,7 +139,7 @@ def test_only_the_columns_of_a_given_schema_are_made(tmp_path, write_topic) -> N
     ("options", "error", "text"),
     [
         ({}, InvalidRequest, "give either the option 'topic'"),
-        ({"topic": "nowhere"}, NotFound, "there is no topic 'nowhere'"),
+        ({"topic": "nowhere"}, NotFound, "topic 'nowhere' does not exist"),
         ({"topic": "orders", "startingOffsets": "first"}, InvalidRequest, "startingOffsets"),
         (
             {"topic": "orders", "startingOffsets": '{"orders": 99}'},

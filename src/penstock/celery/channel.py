@@ -94,12 +94,20 @@ class Source:
 class Message(virtual.Message):  # type: ignore[misc]
     """A message that cannot be decoded becomes a dead letter when Celery acknowledges it."""
 
+    def __init__(self, payload: dict[str, Any], channel: "QueueChannel", **options: Any) -> None:
+        super().__init__(payload, channel, **options)
+        if self.errors:  # it cannot be decompressed
+            self._undecodable(self.errors[0][1])
+
     def _decode(self) -> Any:
         try:
             return super()._decode()
         except Exception as error:
-            self.channel.undecodable[self.delivery_tag] = f"cannot be decoded: {error}"
+            self._undecodable(error)
             raise
+
+    def _undecodable(self, error: Exception) -> None:
+        self.channel.undecodable[self.delivery_tag] = f"cannot be decoded: {error}"
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]
@@ -373,7 +381,11 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             tag = f"{message.id}-{next(self._tags)}"
             if message.lease_id:
                 self._taken[tag] = message
-            raw = loads(bytes(message.raw))
+            try:
+                raw = loads(bytes(message.raw))
+            except Exception as error:  # noqa: BLE001 whatever a decoder that is registered raises
+                self._refuse(tag, message.queue, repr(error))
+                continue
             if isinstance(raw, dict) and isinstance(raw.get("properties"), dict):
                 raw["properties"]["delivery_tag"] = tag
                 info = raw["properties"].get("delivery_info")

@@ -32,6 +32,7 @@ from penstock.cli import BrokerApi, app
 from penstock.client import Client, Message
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import ConsumerOptions
+from penstock.contract.operation import Operation
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.io.tasks import RETRY_SECONDS
 
@@ -87,7 +88,7 @@ class Shop:
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
         """Send a request. Cancelling the caller does not cancel it: `clean_up` waits for it."""
-        call = self.brokers.json(Any, method, target, body=body, again=False)
+        call = self.brokers.call(Operation(method, target, Any, ""), body=body)
         request = asyncio.ensure_future(call)
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)

@@ -14,13 +14,18 @@ from penstock.protocol.payload import encode_payload
 Item = dict[str, Any]
 
 
-class PushOptions(TypedDict, total=False):
-    """The options of a message: those of `Client.push`."""
+class MessageOptions(TypedDict, total=False):
+    """The options of messages that are pushed together: those of `Client.push_many`."""
 
     partition: str | None  # default: the address's, or "Default"
     headers: Mapping[str, str] | None  # they travel with the message
     delay: float | timedelta | None  # deliver it after so many seconds, or a timedelta
     deliver_at: datetime | None  # deliver it at this time, which has a time zone
+
+
+class PushOptions(MessageOptions, total=False):
+    """The options of a message: those of `Client.push`."""
+
     transaction_id: str | None  # a second message with this id is a duplicate; default: a new one
     trace_id: str | None  # a UUID that belongs to the message
 

@@ -9,25 +9,24 @@ one that answers.
 import asyncio
 import logging
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from datetime import datetime, timedelta
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from datetime import datetime
 from math import inf
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlencode
 
 import msgspec
 
 from penstock.client import tracing
 from penstock.client.brokers import Brokers, check, understood
-from penstock.client.items import Item, ack_item, new_item, storable
+from penstock.client.items import (
+    Item,
+    MessageOptions,
+    PushOptions,
+    ack_item,
+    new_item,
+    storable,
+)
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Message, Popped, Received, bind
 from penstock.client.transactions import Transaction
@@ -103,26 +102,20 @@ class QueueClient:
         self._decode_popped: Callable[[bytes], Popped[Any]]
         self._decode_popped = msgspec.json.Decoder(Popped[Message]).decode
         self._answers_to: object = self  # who the messages' own methods call
-        self._separate_acks = False  # whether the broker takes no acks with a pop
         self._missing: set[str] = set()  # addresses whose queue was not there, each reported once
         # fetched by the takes under way, and not yet given to their loops
         self._fetched: dict[int, list[Message]] = {}
 
     # Push
 
-    async def push(  # noqa: PLR0913 public, by keyword
+    async def push(
         self,
         address: str | Address,
         payload: Any,
         *,
-        partition: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: float | timedelta | None = None,
-        deliver_at: datetime | None = None,
-        transaction_id: str | None = None,
-        trace_id: str | None = None,
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
+        **options: Unpack[PushOptions],
     ) -> Pushed:
         """Push one message. Returns once it is durable.
 
@@ -130,43 +123,27 @@ class QueueClient:
         model, or a `msgspec.Raw` that already holds JSON. NaN, infinity and bytes are rejected. A
         queue that is created by a push without a partition has no order (`ordering: none`).
 
-        `headers` travel with the message. The message is delivered after `delay` seconds, or at
-        `deliver_at` (a `datetime` with a time zone). If the partition already has a message with
-        this `transaction_id`, the result is `duplicate`. With `buffer_ms` or `buffer_max`, the
-        broker answers once the message is in its buffer and stores it a little later, in a larger
-        batch (QoS 0).
+        If the partition already has a message with this `transaction_id`, the result is
+        `duplicate`. With `buffer_ms` or `buffer_max`, the broker answers once the message is in its
+        buffer and stores it a little later, in a larger batch (QoS 0).
         """
-        item = new_item(
-            address,
-            payload,
-            partition=partition,
-            headers=headers,
-            delay=delay,
-            deliver_at=deliver_at,
-            transaction_id=transaction_id,
-            trace_id=trace_id,
-        )
+        item = new_item(address, payload, **options)
         (result,) = await self._push_items([item], buffer_ms=buffer_ms, buffer_max=buffer_max)
-        return result if transaction_id else _own(result)
+        return result if options.get("transaction_id") else _own(result)
 
     async def push_many(
         self,
         address: str | Address,
         payloads: Iterable[Any],
         *,
-        partition: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        delay: float | timedelta | None = None,
-        deliver_at: datetime | None = None,
         buffer_ms: int | None = None,
         buffer_max: int | None = None,
+        **options: Unpack[MessageOptions],
     ) -> list[Pushed]:
         """Push several messages, in order. Headers, delay and time apply to each of them. More
         messages than fit into one request are sent in several.
         """
-        about: Any = {"partition": partition, "headers": headers}
-        about |= {"delay": delay, "deliver_at": deliver_at}
-        items = [new_item(address, payload, **about) for payload in payloads]
+        items = [new_item(address, payload, **options) for payload in payloads]
         results: list[Pushed] = []
         for begin in range(0, len(items), MAX_ITEMS):
             part = items[begin : begin + MAX_ITEMS]
@@ -309,26 +286,20 @@ class QueueClient:
         ack is safe.
         """
         where = Address.parse(address)
-        group = where.group or QUEUE_MODE
-        if not self._separate_acks:
-            target = _pop_target(where, wait=wait, **options)
-            self._leases.drop(message for message, _ in answers)
-            started = tracing.now()
-            answer = await self._brokers.ask(
-                "POST",
-                target,
-                _acks_body(answers, group),
-                timeout=wait + GRACE_SECONDS,
-                retry_for=0.0,
-                polling=wait > 0,
-            )
-            if answer.status not in (404, 405):
-                check(answer)
-                acked(understood(_acknowledged.decode, answer.body).acknowledged)
-                return self._messages_of(answer, str(where), started, renew=True)
-            self._separate_acks = True  # a broker that does not have it
-        acked(await self._acked(answers, group))
-        return await self.pop(where, wait=wait, retry_for=0.0, **options)
+        target = _pop_target(where, wait=wait, **options)
+        self._leases.drop(message for message, _ in answers)
+        started = tracing.now()
+        answer = await self._brokers.ask(
+            operations.ACK_AND_POP.method,
+            target,
+            _acks_body(answers, where.group or QUEUE_MODE),
+            timeout=wait + GRACE_SECONDS,
+            retry_for=0.0,
+            polling=wait > 0,
+        )
+        check(answer)
+        acked(understood(_acknowledged.decode, answer.body).acknowledged)
+        return self._messages_of(answer, str(where), started, renew=True)
 
     def _messages_of(
         self, answer: HttpAnswer, source: str, started: int, *, renew: bool

@@ -117,7 +117,7 @@ class Appender(AppendQueue):
                     segments.start_write(write, partial(self._written, commit))
                     self._running = asyncio.get_running_loop().create_future()
                     return
-                segments.write(write)
+                segments.writer.write(write, sync=False)
         except StorageError as error:
             self._fail(entries, error)
         except BaseException:

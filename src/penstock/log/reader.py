@@ -41,30 +41,25 @@ class LogReader:
     ) -> Batch:
         """Return visible records of one segment from `offset` on; at least one, if there is one."""
         batch = self._retrying(
-            lambda segments: self._first_of(
-                segments, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
-            )
+            self._first_of, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
         )
         return empty_batch(max(offset, self._segments.active.end)) if batch is None else batch
 
     def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
         """Return the file and the position of the visible bytes from `offset` on."""
-        raw = self._retrying(
-            lambda segments: self._first_of(
-                segments, offset, strict, lambda one, at: one.raw(at, max_bytes)
-            )
-        )
+        raw = self._retrying(self._first_of, offset, strict, lambda one, at: one.raw(at, max_bytes))
         end = max(offset, self._segments.active.end)
         return raw or Raw(end, 0, end, None, 0, 0)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
         """Return the append times of these records, microseconds since 1970."""
-        return self._retrying(lambda segments: _times(segments, offsets))
+        return self._retrying(_times, offsets)
 
     def records_from(self, offset: int) -> int:
         """Return the number of records from `offset` on. Compaction may have left gaps."""
         at = max(offset, self._segments.start)
-        return self._retrying(lambda segments: sum(one.records_from(at) for one in segments))
+        count: int = self._retrying(lambda segments: sum(one.records_from(at) for one in segments))
+        return count
 
     def offset_at(self, microseconds: int) -> int:
         def search(segments: tuple[Segment, ...]) -> int:
@@ -114,14 +109,14 @@ class LogReader:
                 return records
         return None
 
-    def _retrying(self, read: Callable[[tuple[Segment, ...]], T]) -> T:
+    def _retrying(self, read: Callable[..., T], *args: Any) -> T:
         """Call `read` with the segments. Repeat it if they were replaced in the meantime."""
         while True:
             if self._closed:
                 raise NotFound(self._closed)
             segments = self._segments.all
             try:
-                return read(segments)
+                return read(segments, *args)
             except (Damaged, FileNotFoundError) as error:
                 if segments is not self._segments.all:
                     continue  # retention or compaction removed the file

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from penstock.io.fs import Bytes, File, Fs
-from penstock.log.layout import DATA, sealed_name
+from penstock.log.layout import DATA, HEADER_SIZE, INDEX_TYPE, sealed_name
 from penstock.protocol.kafka_batch import KafkaRecord
 
 
@@ -63,6 +63,12 @@ class Batch:
         """Return whether the records may have keys, headers or null values."""
         return self._details is not None
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Return the lengths of the payloads."""
+        lengths: np.ndarray = self.ends - self.starts
+        return lengths
+
     def length(self, i: int) -> int:
         return int(self.ends[i]) - int(self.starts[i])
 
@@ -82,6 +88,7 @@ class Batch:
 
 
 _NONE = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, INDEX_TYPE)
 
 
 def empty_batch(next_offset: int) -> Batch:
@@ -98,8 +105,18 @@ class Raw:
     file: File | None
     position: int
     length: int
-    offsets: np.ndarray = field(default_factory=lambda: _NONE)
-    lengths: np.ndarray = field(default_factory=lambda: _NONE)  # of the payloads
+    # Of aiq's index: offset and position of each record. A transfer without columns needs neither.
+    rows: np.ndarray = field(default_factory=lambda: _NO_ROWS)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        return self.rows["offset"].astype(np.int64)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Return the lengths of the payloads."""
+        starts = self.rows["position"].astype(np.int64)
+        return np.diff(starts, append=self.position + self.length) - HEADER_SIZE
 
     def read(self) -> bytes:
         return self.file.read_at(self.position, self.length) if self.file is not None else b""

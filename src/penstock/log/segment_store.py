@@ -61,7 +61,7 @@ class SegmentStore:
         self._abandoned = False  # the topic is deleted: nothing needs to become durable
         for segment in self.all:
             self._adopt(segment)
-        self._writer = SegmentWriter(self.format, context.fs, directory, self.active)
+        self.writer = SegmentWriter(self.format, context.fs, directory, self.active)
         self.last_time = max(segment.newest for segment in self.all)  # of the last commit
         self._synced = self.active.mark()  # under `interval`, all data before it is durable
         # Acknowledged commits that no fsync covers: kept in memory under `interval`.
@@ -78,7 +78,8 @@ class SegmentStore:
     @property
     def first(self) -> int:
         """Return the first offset that readers see."""
-        return max(self.all[0].base, min(self.start, self.active.end))
+        base = self.all[0].base
+        return base if self.start <= base else max(base, min(self.start, self.active.end))
 
     @property
     def busy(self) -> bool:
@@ -135,10 +136,6 @@ class SegmentStore:
         self.last_time = max(int(self._context.clock() * 1e6), self.last_time + 1)
         return self.last_time
 
-    def write(self, write: Write) -> None:
-        """Write a commit on the event loop, without an fsync."""
-        self._writer.write(write, sync=False)
-
     def start_write(self, write: Write, done: Callable[[BaseException | None], None]) -> None:
         """Write a commit in the pool, with the fsyncs of the policy; then call `done` on the loop.
 
@@ -157,7 +154,7 @@ class SegmentStore:
     ) -> None:
         error: BaseException | None = None
         try:
-            self._writer.write(write, self._context.strict)
+            self.writer.write(write, self._context.strict)
         except BaseException as caught:  # noqa: BLE001 - `done` handles it on the loop
             error = caught
         loop.call_soon_threadsafe(done, error)
@@ -169,7 +166,7 @@ class SegmentStore:
             self.active.pinned = True  # its next fsync must be that of the same open files
             self._unsynced.append(write)
             self._unsynced_bytes += write.size
-            if self.background is None:
+            if self.background is None and self._timer is None:
                 self._sync_later(self._context.settings.fsync_interval)
         elif self._context.strict:
             seconds = time.perf_counter() - write.started
@@ -219,7 +216,7 @@ class SegmentStore:
         self._syncing, self._unsynced = self._unsynced, []
         size, self._unsynced_bytes = self._unsynced_bytes, 0
         try:
-            await self._context.run(self._writer.sync)
+            await self._context.run(self.writer.sync)
         except StorageError:
             self._unsynced = self._syncing + self._unsynced
             self._unsynced_bytes += size
@@ -266,7 +263,7 @@ class SegmentStore:
         durable = self._synced if self._relaxed else self.active.mark()
         base = carried[0].first if carried else self.active.end
         try:
-            sealed, fresh = await self._context.run(self._writer.switch, base, durable, carried)
+            sealed, fresh = await self._context.run(self.writer.switch, base, durable, carried)
         except StorageError:
             if self._unsynced:
                 self._sync_later(RETRY_SECONDS)
@@ -281,7 +278,7 @@ class SegmentStore:
         self._install(sealed, fresh)
         self._clear_unsynced()
         if sealed is not None:
-            await self._context.run(self._writer.trim, sealed)
+            await self._context.run(self.writer.trim, sealed)
         await self._write_checkpoint()
 
     def _install(self, sealed: Segment | None, fresh: Segment) -> None:
@@ -312,13 +309,13 @@ class SegmentStore:
             return
         active.pinned = True
         try:
-            await self._context.run(self._writer.sync_all)
+            await self._context.run(self.writer.sync_all)
         except StorageError:
             self._rescue()
             raise
         self._clear_unsynced()
         self._synced = active.mark()
-        sealed, fresh = await self._context.run(self._writer.switch, active.end, self._synced, [])
+        sealed, fresh = await self._context.run(self.writer.switch, active.end, self._synced, [])
         self._install(sealed, fresh)
         await self._write_checkpoint()
 
@@ -422,7 +419,7 @@ class SegmentStore:
             self._checkpointed_bytes, self._checkpointed_rows = mark.data_size, mark.rows
             try:
                 companions = self.format.companions(self.active, mark)
-                await self._context.run(self._writer.checkpoint, checkpoint.pack(), companions)
+                await self._context.run(self.writer.checkpoint, checkpoint.pack(), companions)
             except StorageError:
                 self._state = UNKNOWN
                 raise

@@ -1,4 +1,4 @@
-"""Account for everything that was accepted: the counts of each part, and whether they add up."""
+"""Account for everything that was accepted: count what became of it, and check the sums."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -10,11 +10,11 @@ from penstock.topics.topic import Topic
 
 
 def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
-    """Return the books of each part: accepted = completed + dead + dropped + waiting (+ skipped).
-    Routes deliver their records instead.
+    """Return a row for the queues and one for the routes.
 
-    What a group skipped is computed from the other figures, so only a part without it shows that
-    its figures, each counted separately, add up.
+    Queues: accepted = completed + dead + dropped + waiting + skipped. `skipped` is computed from
+    the other figures, so the sum proves something only if it is 0; otherwise `agrees` is None.
+    Routes: accepted = delivered + dead + dropped + waiting.
     """
     pairs = [(queue, group) for queue in queues for group in queue.groups]
     rows = []
@@ -47,11 +47,11 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
 
 
 def topic_books(topics: Iterable[Topic]) -> dict[str, Any] | None:
-    """Return accepted = kept + removed by retention + compacted away, over all topics; None without
-    any.
+    """Return a row for all topics: accepted = kept + removed by retention + compacted away; None
+    if there are no topics.
 
-    Every offset belongs to one record. Retention removed those below the first offset, and only
-    compacted segments may lack records. So any other missing record is missing in the sum.
+    Every offset belongs to one record. Retention has removed those below the first offset, and only
+    compacted segments may lack records. Any other missing record makes the sum too small.
     """
     accepted = kept = removed = compacted = 0
     books = list(topics)

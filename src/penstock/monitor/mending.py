@@ -69,8 +69,8 @@ class Mending:
     async def edit(self, number: int, payload: bytes, who: str | None) -> ItemOutcome:
         """Push a dead letter with another payload, and delete the dead letter.
 
-        A trace of the new message keeps the original. The transaction id depends on the letter and
-        the payload, so an edit that is repeated after a failure stores nothing twice.
+        A trace of the new message keeps the old payload. The transaction id depends on the letter
+        and the new payload, so an edit that is repeated after a failure stores nothing twice.
         """
         letter = await self.letter(number)
         digest = blake2b(payload, digest_size=8).hexdigest()

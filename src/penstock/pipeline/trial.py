@@ -157,7 +157,7 @@ def _record(name: str, source: PipelineSource, number: int, row: Any) -> dict[st
     for column in given:
         if column not in defaults:
             raise ConfigError(
-                f"source {name}: there is no column {column!r}; there are {', '.join(defaults)}"
+                f"source {name}: unknown column {column!r}; the columns are {', '.join(defaults)}"
             )
     made = {**defaults, **given}
     for column in ("createdAt", "timestamp"):

@@ -31,7 +31,7 @@ def check(pipeline: PipelineFile, *, ask_broker: bool = True) -> PipelineFile:
     for name, source in pipeline.views.items():
         files = source.parquet or source.table
         if files and "://" not in files and not Path(files).exists():
-            raise ConfigError(f"source {name}: there is no directory {files}")
+            raise ConfigError(f"source {name}: directory {files} does not exist")
     for name, sink in pipeline.outputs.items():
         if sink.foreachBatch:
             load_function(sink.foreachBatch, sink_place(name))
@@ -75,7 +75,7 @@ def _check_queues(pipeline: PipelineFile) -> None:
             names = [queue for (queue,) in postgres.rows(sql)]
             if source.queue not in names:
                 raise ConfigError(
-                    f"source {name}: there is no queue {source.queue!r} in the database; "
+                    f"source {name}: queue {source.queue!r} does not exist in the database; "
                     f"queues: {', '.join(names[:10]) or 'none yet'}"
                 )
 
@@ -99,7 +99,7 @@ def _resolve_route(pipeline: PipelineFile, sink: PipelineSink) -> PipelineSink:
         with BrokerCaller(pipeline.url, token=pipeline.token, timeout=5.0) as caller:
             route = caller.json("GET", resource("/api/v1/routes", sink.route))
     except NotFound:
-        raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url}") from None
+        raise ConfigError(f"route {sink.route!r} does not exist on {pipeline.url}") from None
     except PenstockError as error:
         raise ConfigError(
             f"the broker cannot be asked for export route {sink.route!r}: {error}"
@@ -128,7 +128,7 @@ def _check_topics(pipeline: PipelineFile) -> None:
             except NotFound:
                 names = ", ".join(link.names()[:10]) or "none yet"
                 raise ConfigError(
-                    f"there is no topic {topic!r} on {pipeline.broker}; topics: {names}"
+                    f"topic {topic!r} does not exist on {pipeline.broker}; topics: {names}"
                 ) from None
             except PenstockError as error:
                 raise ConfigError(

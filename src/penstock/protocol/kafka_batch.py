@@ -205,13 +205,13 @@ def is_whole(data: Bytes, at: int = 0) -> bool:
     return bool(crc32c(memoryview(data)[at + ATTRIBUTES_AT : end]) == crc)
 
 
-def assigned(data: bytes, base: int, timeline: int) -> bytes:
+def assigned(data: Bytes, base: int, timeline: int) -> bytes:
     """Return the batch with its first offset, and this timeline as its leader epoch.
 
     If `data` has several batches, they have both already.
     """
     if BatchHead.parse(data).size < len(data):
-        return data
+        return bytes(data)
     return ASSIGNED.pack(base, len(data) - 12, timeline) + memoryview(data)[ASSIGNED.size :]
 
 

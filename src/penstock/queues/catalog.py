@@ -63,12 +63,13 @@ class QueueCatalog:
         return self._database.identity
 
     def partition_uuid(self, partition: int) -> str:
-        return self._prefix(partition) + "000000000000"
+        prefix = self._prefixes.get(partition) or self._prefix(partition)
+        return prefix + "000000000000"
 
     def message_uuid(self, partition: int, seq: int) -> str:
         if seq >> 48:
             return text_of(base_of(self.installation, partition) | seq)
-        return f"{self._prefix(partition)}{seq:012x}"
+        return f"{self._prefixes.get(partition) or self._prefix(partition)}{seq:012x}"
 
     def uuids(self, partition: int, seqs: Sequence[int | None]) -> tuple[str, list[str | None]]:
         """Return the ids of a partition and of some of its messages; None for None."""
@@ -84,11 +85,9 @@ class QueueCatalog:
         return prefix + "0" * 12, ids
 
     def _prefix(self, partition: int) -> str:
-        """All but the last twelve digits of the ids of a partition and its messages."""
-        prefix = self._prefixes.get(partition)
-        if prefix is None:
-            prefix = text_of(base_of(self.installation, partition))[:24]
-            remember(self._prefixes, partition, prefix)
+        """Compute all but the last twelve digits of the ids of a partition and its messages."""
+        prefix = text_of(base_of(self.installation, partition))[:24]
+        remember(self._prefixes, partition, prefix)
         return prefix
 
     def partition_id(self, text: str) -> int | None:

@@ -40,7 +40,7 @@ from penstock.queues.crypto import EncryptionKeys
 from penstock.queues.deliver import Pops
 from penstock.queues.exchanges import Exchanges
 from penstock.queues.failures import Failures
-from penstock.queues.push import Pusher
+from penstock.queues.push import Pusher, named
 from penstock.queues.settling import check_acks, uuid_of
 from penstock.queues.streams import Streams
 from penstock.queues.transaction import Transactions
@@ -57,6 +57,8 @@ from penstock.queues.types import (
 from penstock.queues.waiting import WaitingPops
 
 MAX_EXTENSION_SECONDS = 31_536_000  # a year
+# A message counts as one more per so many bytes, so that large messages do not make a huge call.
+HEAVY_BYTES = 1 << 15
 EXTENSION_ERRORS = {"missing": "Lease not found", "expired": "Lease already expired"}
 
 
@@ -140,11 +142,12 @@ class Queues:
 
     async def push(self, items: list[Item]) -> list[ItemOutcome]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        return await self.append(self._pusher.named(items)) if items else []
+        return await self.append(named(items, self.catalog.partitions)) if items else []
 
     def append(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
         """`push` of items that `name_items` has checked and named."""
-        return self._pusher.batcher.submit(items)
+        size = sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
+        return self._pusher.batcher.submit(items, size)
 
     async def sealable(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""

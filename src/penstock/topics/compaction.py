@@ -367,7 +367,7 @@ class _Copy:
 
     def _append(self, segment: Segment, batch: Batch, kept: np.ndarray) -> None:
         fresh = self.fresh
-        sizes = batch.ends - batch.starts + HEADER_SIZE
+        sizes = batch.lengths + HEADER_SIZE
         start, end = int(batch.starts[0]) - HEADER_SIZE, int(batch.ends[-1])
         data = np.frombuffer(batch.buffer, np.uint8)[start:end][np.repeat(kept, sizes)].tobytes()
         offsets = batch.offsets[kept]

@@ -159,8 +159,9 @@ class FramedConnection(asyncio.Protocol):
             self._backlog_bytes += len(data)
         else:
             self.take(data)
+        if self._slots or self._backlog or self._writing_paused or self._reading_paused:
             self._flush()
-        self._adjust_reading()
+            self._adjust_reading()
 
     # Requests
 

@@ -268,7 +268,7 @@ class FastQueue:
         return self.store.chunks.end
 
     async def close(self) -> None:
-        """Write out memory, sync, save metadata (so that the next start needs no scan), unlock."""
+        """Write out memory, sync, save metadata, unlock."""
         if self._writer.closed:
             return
         await self._writer.wait_until_idle()

@@ -1,10 +1,9 @@
 """The durable part of a send queue: chunks (accepted blocks), journal (outcomes), metadata (hints).
 
-`fastqueue.meta` is JSON with the fields of metrics-governor and ours: `next_sequence`, `records`,
-`position`, and after a clean stop `clean`, `chunks` (start, size, first and next sequence number of
-each) and `checksum` (CRC32C of the other fields). With it, the next start needs no scan. Every hint
-is checked. If the file is missing, old or damaged, the chunks are read instead. Data is always
-written before the metadata that describes it.
+`fastqueue.meta` is JSON with the fields of metrics-governor and ours: `next_sequence`, `records`
+and `position`. With it, the next start scans only what was written to the last chunk since. Every
+hint is checked. If the file is missing, old or damaged, the last chunk is scanned whole. Data is
+always written before the metadata that describes it.
 
 Blocks are numbered without gaps. A number that is neither completed nor on disk was lost (by
 damage, or by a kill before memory was written). It is booked as dropped, with its exact number of
@@ -20,7 +19,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import msgspec
 
 from penstock.errors import StorageError, StorageFull
@@ -58,8 +56,6 @@ class Meta(msgspec.Struct):
     next_sequence: int = 0
     records: int = 0
     position: int = -1
-    clean: bool = False
-    chunks: list[tuple[int, int, int, int]] = []
 
 
 class Store:
@@ -123,13 +119,13 @@ class Store:
         meta = self._load_meta()
         end = StreamEnd(meta.writer_offset, meta.next_sequence, meta.records)
         books.advance(end.next_sequence, end.through)
-        self.chunks.open(end, meta.chunks if meta.clean else None)
+        self.chunks.open(end)
         if end.cut:
             self.on_event("torn_bytes", end.cut)
         books.advance(end.next_sequence, end.through)
-        if end.position < 0 and not meta.clean:
-            end.position = self.chunks.last_position()
-        books.position = max(books.position, end.position, meta.position)
+        if meta.writer_offset <= self.chunks.end:  # else power loss kept it and lost blocks
+            end.position = max(end.position, meta.position)
+        books.position = max(books.position, end.position)
         self._stream_end = max(self.chunks.end, meta.writer_offset)
         chunks = self.chunks.chunks
         first = chunks[0].base if chunks else books.next_sequence
@@ -149,10 +145,8 @@ class Store:
     def _load_meta(self) -> Meta:
         """Return the hints; empty if the file is missing, damaged or of another version."""
         try:
-            fields = json.loads(self._fs.read(self.directory / META))
-            meta = msgspec.convert(fields, Meta)
+            meta = msgspec.json.decode(self._fs.read(self.directory / META), type=Meta)
             if meta.version == VERSION:
-                meta.clean = meta.clean and fields.pop("checksum", None) == checksum(fields)
                 return meta
         except FileNotFoundError:
             pass
@@ -274,7 +268,7 @@ class Store:
                 await self.in_pool(self._sync)
         removed = await self.remove_completed_chunks()
         if self._dirty or removed:
-            await self._write_meta(clean=False)
+            await self._write_meta()
 
     async def sync(self) -> None:
         """Make everything that was appended durable. Raises storage errors."""
@@ -287,7 +281,7 @@ class Store:
             self.chunks.sync()
         self._journal.sync()
 
-    async def _write_meta(self, *, clean: bool) -> None:
+    async def _write_meta(self, *, sync: bool = False) -> None:
         self._dirty = False
         data: dict[str, Any] = {
             "name": "fastqueue",
@@ -298,13 +292,9 @@ class Store:
             "next_sequence": self._stop,
             "records": self._through,
             "position": self.books.position,
-            "clean": clean,
         }
-        if clean:
-            data["chunks"] = self.chunks.table()
-            data["checksum"] = checksum(data)
         text = json.dumps(data, indent=2).encode()
-        await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=clean))
+        await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=sync))
         self.on_event("meta_sync", 1)
 
     async def remove_completed_chunks(self, *, whole: bool = False) -> int:
@@ -343,12 +333,12 @@ class Store:
         self.chunks.remove(chunk)
 
     async def close(self) -> None:
-        """Sync, and write metadata so that the next start needs no scan. Unlocks in any case."""
+        """Sync, and write the metadata. Unlocks in any case."""
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
                 await self._journal.restart(self.books.snapshot(), self.in_pool)
-                await self._write_meta(clean=True)
+                await self._write_meta(sync=True)
         finally:
             self.abandon()
 
@@ -369,10 +359,6 @@ class Store:
         except asyncio.CancelledError:
             await asyncio.wait([job])
             raise
-
-
-def checksum(meta: dict[str, Any]) -> int:
-    return crc32c.crc32c(json.dumps(meta, sort_keys=True).encode())
 
 
 def compress_blocks(blocks: list[Block], compression: int) -> None:

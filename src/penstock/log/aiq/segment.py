@@ -190,25 +190,14 @@ class AiqSegment(Segment):
         if row >= self.rows:
             return Raw(self.end, 0, self.end, None, 0, 0)
         try:
-            return self._raw_indexed(row, offset, max_bytes)
+            rows, _, end = self._span(row, offset, max_bytes, None)
+            (first, start), (last, position) = rows[0].tolist(), rows[-1].tolist()
+            if self._offset_at(start) != first or self._offset_at(position) != last:
+                raise _Mismatch
         except _Mismatch:
             walked, end = self._walk(row, offset, MAX_ROWS, max_bytes)
-            return self._raw(np.array(walked, INDEX_TYPE), end)
-
-    def _raw_indexed(self, row: int, offset: int, max_bytes: int) -> Raw:
-        rows, positions, end = self._span(row, offset, max_bytes, None)
-        start, first, last = int(positions[0]), int(rows["offset"][0]), int(rows["offset"][-1])
-        if self._offset_at(start) != first or self._offset_at(int(positions[-1])) != last:
-            raise _Mismatch
-        return self._raw(rows, end)
-
-    def _raw(self, rows: np.ndarray, end: int) -> Raw:
-        """Return the records of these index rows, the last of which ends at `end`."""
-        offsets, starts = rows["offset"].astype(np.int64), rows["position"].astype(np.int64)
-        lengths = np.append(starts[1:], end) - starts - HEADER_SIZE
-        start, last = int(starts[0]), int(offsets[-1])
-        file = self.file(DATA)
-        return Raw(int(offsets[0]), len(rows), last + 1, file, start, end - start, offsets, lengths)
+            rows, (first, start), (last, _) = np.array(walked, INDEX_TYPE), walked[0], walked[-1]
+        return Raw(first, len(rows), last + 1, self.file(DATA), start, end - start, rows)
 
     def _span(
         self, row: int, offset: int, max_bytes: int, max_records: int | None

@@ -31,14 +31,25 @@ _TRAILER = Struct("<8sQQQQQI")
 _CHECK = Struct("<I")
 TRAILER_SIZE = _TRAILER.size + _CHECK.size
 _MAGIC = b"PENSIDX1"
+_NO_ROWS = np.empty(0, ROW)
 
 
 class SparseIndex:
     """The index of a segment, which grows with it."""
 
-    __slots__ = ("_array", "_rows", "base", "compacted", "end", "newest", "records", "size")
+    __slots__ = (
+        "_array",
+        "_next",
+        "_rows",
+        "base",
+        "compacted",
+        "end",
+        "newest",
+        "records",
+        "size",
+    )
 
-    def __init__(self, base: int) -> None:
+    def __init__(self, base: int, rows: np.ndarray = _NO_ROWS) -> None:
         self.base = base
         self.size = 0  # bytes of data
         self.end = base  # offset after the last record
@@ -46,21 +57,19 @@ class SparseIndex:
         self.newest = 0  # microseconds
         self.compacted = False
         self._rows: list[tuple[int, int, int, int]] = []  # not in `_array` yet
-        self._array = np.empty(0, ROW)
+        self._array = rows
+        # A batch at this position or a later one gets a row.
+        self._next = int(rows["position"][-1]) + INTERVAL_BYTES if len(rows) else 0
 
     def add(self, batch: StoredBatch) -> None:
         """Add the next batch."""
-        if self.size >= self._next_position():
+        if self.size >= self._next:
             self._rows.append((batch.first, self.size, self.newest, self.records))
+            self._next = self.size + INTERVAL_BYTES
         self.size += batch.size
         self.end = batch.end
         self.records += batch.records
         self.newest = max(self.newest, batch.time)
-
-    def _next_position(self) -> int:
-        if self._rows:
-            return self._rows[-1][1] + INTERVAL_BYTES
-        return int(self._array["position"][-1]) + INTERVAL_BYTES if len(self._array) else 0
 
     def skip(self, position: int, offset: int) -> None:
         """Skip a hole."""
@@ -90,11 +99,11 @@ class SparseIndex:
 
     def until(self, mark: Mark) -> "SparseIndex":
         """Return the index as it was when the segment ended at `mark`."""
-        index = SparseIndex(self.base)
+        rows = self.rows
+        kept = rows[: int(np.searchsorted(rows["position"], np.uint64(mark.data_size)))]
+        index = SparseIndex(self.base, kept)
         index.size, index.end, index.records = mark.data_size, mark.end, mark.rows
         index.newest, index.compacted = mark.newest, self.compacted
-        rows = self.rows
-        index._array = rows[: int(np.searchsorted(rows["position"], np.uint64(mark.data_size)))]
         return index
 
     def pack(self) -> bytes:
@@ -112,8 +121,7 @@ class SparseIndex:
         magic, *numbers, compacted = _TRAILER.unpack_from(data, at)
         if magic != _MAGIC:
             return None
-        index = cls(numbers[0])
+        index = cls(numbers[0], np.frombuffer(data, ROW, at // ROW.itemsize))
         _, index.size, index.end, index.records, index.newest = numbers
         index.compacted = bool(compacted)
-        index._array = np.frombuffer(data, ROW, at // ROW.itemsize)
         return index

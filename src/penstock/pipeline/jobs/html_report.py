@@ -219,7 +219,7 @@ def times_of(since: datetime, until: datetime, step: int) -> list[datetime]:
 def check_target(html: str | Path | None) -> None:
     """Check that the file can be written, before the long computation."""
     if html is not None and not Path(html).parent.is_dir():
-        raise Unavailable(f"{html} cannot be written: there is no directory {Path(html).parent}")
+        raise Unavailable(f"{html} cannot be written: {Path(html).parent} is not a directory")
 
 
 POINTER = """

@@ -200,5 +200,5 @@ def _topic_names(broker: str, token: str | None, topics: Sequence[str]) -> list[
         names = catalog.names()
     for name in topics:
         if name not in names:
-            raise NotFound(f"there is no topic {name!r} on {broker}")
+            raise NotFound(f"topic {name!r} does not exist on {broker}")
     return list(topics) or names

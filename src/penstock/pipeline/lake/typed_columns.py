@@ -93,7 +93,7 @@ class TypedColumns:
 
     def inferred(self, frame: Any) -> "TypedColumns":
         """With the fields that the records of a frame have and the columns do not."""
-        found = frame.sparkSession.sql(
+        inferred = frame.sparkSession.sql(
             """SELECT key, schema_of_variant_agg(value) AS type
                  FROM {frame}, LATERAL variant_explode(try_parse_json(CAST(payload AS STRING)))
                 WHERE key IS NOT NULL GROUP BY key ORDER BY key""",
@@ -101,7 +101,7 @@ class TypedColumns:
         )
         names = {one.name.lower() for one in (self.fields or StructType([])).fields}
         new = StructType()
-        for name, full_type in found.collect():
+        for name, full_type in inferred.collect():
             kind = re.split("[<(]", full_type)[0]  # without what is in it
             if name.lower() in names or kind not in INFERRED:
                 continue

@@ -147,7 +147,7 @@ class PostgresSink:
         written = [name for name in columns if name != DELETED]
         if not types:
             raise InvalidRequest(
-                f"there is no table {self._sink.postgres!r} in the database: create it with the "
+                f"table {self._sink.postgres!r} does not exist in the database: create it with the "
                 f"columns {', '.join(written)}"
             )
         if missing := [name for name in written if name not in types]:

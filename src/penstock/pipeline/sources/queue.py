@@ -108,7 +108,7 @@ class QueuePlan:
             (self.queue,),
         )
         if not rows:
-            raise NotFound(f"there is no queue {self.queue!r}")
+            raise NotFound(f"queue {self.queue!r} does not exist")
         number, installation, horizon = rows[0]
         return QueueState(number, installation, int(horizon))
 

@@ -128,7 +128,7 @@ class Topics:
         log = self._shared.find(topic)
         if log is None and not self.broker and not self.directory:
             raise NotFound(
-                f"there is no shared topic {topic!r}; local ones need the option 'broker'"
+                f"shared topic {topic!r} does not exist; local ones need the option 'broker'"
             )
         return log
 
@@ -260,7 +260,7 @@ class Topics:
     def _files(self, topic: str) -> TopicFiles:
         directory = log_path(Path(self.directory or ""), topic)
         if not directory.is_dir():
-            raise NotFound(f"there is no topic {topic!r} in {self.directory}")
+            raise NotFound(f"topic {topic!r} does not exist in {self.directory}")
         return TopicFiles(directory)
 
 

@@ -92,8 +92,8 @@ class DeadLetterStore:
         """As `requeue`; says after each step how many it put back."""
         after = 0
         while True:
-            looked, back, after = await self._database.transact(partial(self._step, which, after))
-            if which.id is not None and looked and not back:
+            read, back, after = await self._database.transact(partial(self._step, which, after))
+            if which.id is not None and read and not back:
                 raise Conflict(
                     "the dead letter cannot be put back: its queue is full, "
                     "or its group was deleted"
@@ -101,7 +101,7 @@ class DeadLetterStore:
             for queue, group in {(row["queue"], row["group_name"]) for row in back}:
                 self._waiting.wake(queue, LETTERS_PER_STEP, group)
             yield len(back)
-            if looked < LETTERS_PER_STEP:
+            if read < LETTERS_PER_STEP:
                 return
 
     async def purge(self, which: Which) -> int:
@@ -117,7 +117,7 @@ class DeadLetterStore:
                 return
 
     async def _step(self, which: Which, after: int, connection: Any) -> tuple[int, list[Any], int]:
-        """Put back letters behind `after`: how many it looked at, those put back, the last."""
+        """Put back letters behind `after`: how many it read, those put back, the last."""
         rows = await connection.fetch(NEXT, *astuple(which), after, LETTERS_PER_STEP)
         await connection.execute(
             "SELECT 1 FROM partitions WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE",

@@ -24,7 +24,7 @@ async def change_grant(connection: Any, schema: str, role: str, verb: str) -> No
         raise NotFound(f"{error}: create it first (CREATE ROLE {of_role} LOGIN)") from None
     except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         raise NotFound(
-            f"there is no outbox in schema {in_schema} of this database: "
+            f"schema {in_schema} of this database does not have the outbox functions: "
             "start a broker of this release on it first"
         ) from None
     except asyncpg.InsufficientPrivilegeError as error:

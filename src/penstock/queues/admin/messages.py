@@ -201,9 +201,8 @@ class Messages:
         partition = self._catalog.partition_id(partition_id)
         rows = await self._database.read(
             """SELECT m.partition_id, m.seq, m.queue_id, q.name AS queue
-                 FROM messages m JOIN queues q ON q.id = m.queue_id
-                WHERE m.partition_id = $1 AND m.transaction_id = $2 AND q.deleted_at IS NULL
-                  AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)""",
+                 FROM message_named($1, $2) m JOIN queues q ON q.id = m.queue_id
+                WHERE q.deleted_at IS NULL""",
             partition,
             transaction_id,
         )

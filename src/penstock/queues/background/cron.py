@@ -75,7 +75,7 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ValueError, OSError, KeyError):  # ZoneInfoNotFoundError is a KeyError
         raise InvalidRequest(
-            f"there is no time zone {name[:60]!r}: name one such as Europe/Rome or UTC"
+            f"unknown time zone {name[:60]!r}: use a name such as Europe/Rome or UTC"
         ) from None
 
 

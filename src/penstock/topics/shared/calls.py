@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.database import Database
+from penstock.io.fs import Bytes
 
 Row = Any  # asyncpg.Record, whose columns are read by name
 
@@ -26,7 +27,7 @@ class AppendCall(NamedTuple):
     starts: Sequence[int]
     counts: Sequence[int]
     times: Sequence[int]
-    data: Sequence[bytes]
+    data: Sequence[Bytes]
     producers: Sequence[bytes | None] | None = None
     epochs: Sequence[int | None] | None = None
     sequences: Sequence[int | None] | None = None
@@ -74,12 +75,6 @@ READ = f"""
         FROM (SELECT * FROM shared_batches b WHERE b.log_id = l.id AND b.last_offset >= $2
                ORDER BY b.last_offset LIMIT {MAX_ROWS}) b) b ON b.before < $3
    WHERE l.id = $1 ORDER BY b.last_offset"""
-PLACES = """
-  SELECT base_offset, last_offset, object, position, size FROM shared_batches
-   WHERE log_id = $1 AND last_offset < coalesce((SELECT shared_offset_at($1)), 9223372036854775807)
-     AND last_offset >= coalesce((SELECT max(b.last_offset) FROM shared_batches b
-                                   WHERE b.log_id = $1 AND b.last_offset < $2), 0)
-   ORDER BY last_offset DESC LIMIT $3"""
 CREATE = """
   INSERT INTO shared_logs (topic, partition, incarnation, timeline, changed_at)
   SELECT $1, n, coalesce((SELECT l.incarnation FROM shared_logs l WHERE l.topic = $1 LIMIT 1), $3),
@@ -127,10 +122,6 @@ class SharedCalls:
         """A row per batch, and one without a batch where none follows; no row: the log is gone."""
         read = self._database.browse if behind else self._database.read
         return await read(READ, log_id, offset, max_bytes)
-
-    async def places(self, log_id: int, offset: int, most: int) -> list[Row]:
-        """The newest ranges in object storage, ascending, back to the one before `offset`."""
-        return (await self._database.browse(PLACES, log_id, offset, most))[::-1]
 
     async def offset_at(self, log_id: int, milliseconds: int) -> int | None:
         """The first offset of the batch that may hold the first record of this time or later."""

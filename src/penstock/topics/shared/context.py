@@ -7,22 +7,21 @@ from penstock.log.context import Instruments
 from penstock.log.limits import TopicLimits
 from penstock.topics.shared.appends import Flusher
 from penstock.topics.shared.calls import SharedCalls
-from penstock.topics.shared.chunks import Chunk, OffsetCache, Place
+from penstock.topics.shared.chunks import ChunkCache
+from penstock.topics.shared.objects import SharedObjects
 
 
 @dataclass(slots=True, kw_only=True)
 class SharedContext:
     calls: SharedCalls
     flusher: Flusher
-    recent: OffsetCache[Chunk]  # what this broker appended, and what it got for those who watch
-    older: OffsetCache[Chunk]  # what readers behind got last: they do not push the newest out
-    places: OffsetCache[Place]  # of what is in object storage, to read it without the database
+    recent: ChunkCache  # what this broker appended, and what it got for those who watch
+    older: ChunkCache  # what readers behind got last: they do not push the newest out
     max_record: int
     grace: float  # seconds that an object is kept for readers after nothing refers to it
     instruments: Instruments
     now: Callable[[], int]  # microseconds since 1970, by the database's clock
-    on_use: Callable[[int], None]  # this log is used for the first time
     announce: Callable[[int, int], None]  # other brokers learn that this log has this end
     on_gone: Callable[[], None]  # a log is not there any more: look at the catalog
     configure: Callable[[str, str | None, TopicLimits | None], Awaitable[None]]  # a topic
-    fetch: Callable[[str, int, int], Awaitable[bytes]]  # a range of an object
+    objects: SharedObjects

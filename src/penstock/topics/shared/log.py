@@ -2,8 +2,8 @@
 
 What was appended or read lately is in memory and is read at once. The rest has to come from the
 database or the object store: a read on the event loop raises `NotLoaded`, whose `load` gets it, and
-is repeated (`read_or_wait`). While the database is down, what is in the object store is read from
-the places that this broker knows.
+is repeated (`read_or_wait`). While the database is down, what is in the object store is found by
+the names of its objects.
 
 Bounds are those that this broker knows. Other brokers append too, so the end may be further than
 that, but never before it; an offset behind the end is refused only after the database was asked.
@@ -28,9 +28,9 @@ from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
 from penstock.protocol.kafka_batch import CONTROL, BatchHead, assigned, checked
 from penstock.protocol.names import partition_label
-from penstock.topics.shared.appends import Published, SharedAppends
+from penstock.topics.shared.appends import SharedAppends
 from penstock.topics.shared.calls import SharedUsage
-from penstock.topics.shared.chunks import Chunk, Place
+from penstock.topics.shared.chunks import Chunk
 from penstock.topics.shared.context import SharedContext
 from penstock.topics.subscriptions import Subscriptions
 
@@ -77,12 +77,12 @@ class SharedLog(AppendsThrough):
         self.name = partition_label(self.topic, self.partition)
         self.log_id: int = row["id"]
         self.incarnation: str = row["incarnation"].hex
+        self.directory = f"shared/{self.incarnation}/{self.partition}/"  # of its objects
         self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
         self.next_offset: int = row["next_offset"]
         self.size_bytes = 0  # as far as it was asked for (`measure`), as is the damage
         self.damage: list[dict[str, Any]] = []
         self._context = context
-        self.used = False
         self._denied: int | None = (
             None  # an offset that the database has just said is behind the end
         )
@@ -108,19 +108,15 @@ class SharedLog(AppendsThrough):
 
     # Appending
 
-    def _committed(self, published: Published) -> None:
-        self._use()
-        for first, data in published.batches:
-            batch = assigned(data, first, published.timeline)
-            end = BatchHead.parse(batch).next_offset
-            self._context.recent.put(self.log_id, Chunk(first, first, end, batch))
-        self._context.announce(self.log_id, published.end)
-        self.reached(published.end)
-
-    def _use(self) -> None:
-        if not self.used:
-            self.used = True
-            self._context.on_use(self.log_id)
+    def _committed(
+        self, batches: Sequence[tuple[int, memoryview]], end: int, timeline: int
+    ) -> None:
+        for first, data in batches:
+            batch = assigned(data, first, timeline)
+            following = BatchHead.parse(batch).next_offset
+            self._context.recent.put(self.log_id, Chunk(first, first, following, batch))
+        self._context.announce(self.log_id, end)
+        self.reached(end)
 
     def reached(self, end: int) -> None:
         """Records below `end` are committed."""
@@ -269,7 +265,6 @@ class SharedLog(AppendsThrough):
         """Where a read of `offset` begins."""
         if self.appends.deleted:
             raise self.appends.gone()
-        self._use()
         if strict and offset < self.first_offset:
             raise InvalidOffset(f"offset {offset} lies before {self.first_offset}")
         if strict and offset > self.next_offset:
@@ -348,10 +343,11 @@ class SharedLog(AppendsThrough):
         try:
             rows = await context.calls.read(self.log_id, offset, LOAD_BYTES, behind=not recent)
         except Unavailable:
-            known = context.places.get(self.log_id, offset)
-            if known is None:
+            found = await context.objects.find(self.directory, offset)
+            if found is None or offset >= self.next_offset:
                 raise
-            context.older.put(self.log_id, await self._fetch(known))
+            base, end, name, size = found
+            context.older.put(self.log_id, await self._fetch(offset, base, end, name, 0, size))
             return
         if not rows:
             context.on_gone()
@@ -363,32 +359,31 @@ class SharedLog(AppendsThrough):
             if row["base_offset"] is None:
                 break
             base, end = row["base_offset"], row["last_offset"] + 1
-            start = min(at, base)
             if row["object"] is None:
                 data = assigned(row["data"], base, row["timeline"])
-                chunks.append(Chunk(start, base, end, data))
+                chunks.append(Chunk(min(at, base), base, end, data))
             elif chunks:
                 break  # one range of the store at a time
             else:
-                place = Place(start, base, end, row["object"], row["position"], row["size"])
-                context.places.put(self.log_id, place)
-                chunks.append(await self._fetch(place))
+                place = (row["object"], row["position"], row["size"])
+                chunks.append(await self._fetch(at, base, end, *place))
             at = end
         cache = context.recent if recent else context.older
         for chunk in reversed(chunks):  # what is wanted first is the last to go
             cache.put(self.log_id, chunk)
         self.reached(rows[0]["next_offset"])
 
-    async def _fetch(self, place: Place) -> Chunk:
-        start, base, end, name, position, size = place
+    async def _fetch(
+        self, start: int, base: int, end: int, name: str, position: int, size: int
+    ) -> Chunk:
         try:
-            stored = await self._context.fetch(name, position, size)
+            stored = await self._context.objects.read(name, position, size)
         except NotFound as error:
             raise Unavailable(
-                f"offsets {base} to {end - 1} of topic {self.name!r} are not in {name} any more: "
-                "try again, once the database is up"
+                f"offsets {base} to {end - 1} of topic {self.name!r} have just left {name}: "
+                "try again"
             ) from error
-        return Chunk(start, base, end, checked(stored, base, end))
+        return Chunk(min(start, base), base, end, checked(stored, base, end))
 
     # Watching
 

@@ -35,12 +35,12 @@ from penstock.io.tasks import cancelled, supervised
 from penstock.log.batches.by_key import LatestOffsets
 from penstock.log.layout import COMPACT
 from penstock.metrics import Metrics
-from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
 from penstock.protocol.kafka_batch import assigned, checked
 from penstock.topics.shared.calls import SharedCalls
 from penstock.topics.shared.chunks import batches_in
 from penstock.topics.shared.log import SharedLog
+from penstock.topics.shared.objects import COMPACTED, SharedObjects, new_name
 
 log = logging.getLogger("penstock.topics.shared")
 
@@ -52,8 +52,6 @@ MERGE_BYTES = 1 << 20  # a smaller object is written again, together with what f
 ORPHAN_SECONDS = 3600.0  # an object that no row refers to by then was left behind
 COMMIT_SECONDS = 900.0  # that the answer of a call is remembered: repeats come within seconds
 MAX_ROWS = 2000  # of one object
-PREFIX = "shared"
-COMPACTED = ".compact"  # how the names of compacted objects end
 MIN_DIRTY_SHARE = 0.5  # of the moved bytes, from which on a pass of compaction runs
 
 HOLD = """
@@ -105,20 +103,17 @@ class Mover:
         database: Database,
         settings: TopicsSettings,
         logs: Callable[[], Sequence[SharedLog]],
-        store: ObjectStore | None,
-        run: Callable[..., Any],  # runs what blocks in a thread
+        objects: SharedObjects,
         now: Callable[[], int],  # microseconds since 1970, by the database's clock
-        on_moved: Callable[[int, int], None],  # gets a log and the first offset that was moved
         metrics: Metrics,
     ) -> None:
         self._database = database
         self._calls = SharedCalls(database)
         self._settings = settings
         self._logs = logs
-        self._store = store
-        self._run = run
+        self._store = objects.store
+        self._run = objects.run  # what blocks, in a thread
         self._now = now
-        self._on_moved = on_moved
         self._metrics = metrics
         self._name = uuid7().hex
         self.holding = False  # this broker is the one that moves
@@ -131,12 +126,15 @@ class Mover:
             "penstock_shared_moved_bytes_total", "Bytes of shared topics moved to object storage"
         )
         self._dropped = metrics.counter(
-            "penstock_shared_dropped_batches_total", "Batches of shared topics retention deleted"
+            "penstock_shared_dropped_batches_total", "Batches of shared topics deleted by retention"
         )
         for i, (name, text) in enumerate(
             (
                 ("penstock_shared_head_rows", "Rows of batches of shared topics in the database"),
-                ("penstock_shared_head_bytes", "Bytes of these rows and their indexes"),
+                (
+                    "penstock_shared_head_bytes",
+                    "Bytes of the rows of shared topics and their indexes",
+                ),
                 ("penstock_shared_removal_objects", "Objects that wait to be deleted"),
             )
         ):
@@ -244,10 +242,16 @@ class Mover:
         return checked(await self._run(self._store.read_range, *place), base, end)
 
     async def _replace(
-        self, shared: SharedLog, rows: Sequence[Any], parts: Sequence[bytes], suffix: str = ""
+        self,
+        shared: SharedLog,
+        rows: Sequence[Any],
+        parts: Sequence[bytes],
+        *,
+        compacted: bool = False,
     ) -> bool:
         """Write an object of these parts, one per row, and let it take the place of the rows."""
-        name = f"{PREFIX}/{shared.incarnation}/{shared.partition}/{uuid7().hex}{suffix}"
+        base, end = rows[0]["base_offset"], rows[-1]["last_offset"] + 1
+        name = new_name(shared.directory, base, end, compacted=compacted)
         await self._database.fetch(NOTE, name, ORPHAN_SECONDS)
         await self._run(self._write, name, parts)
         ranges = _ranges(rows, parts)
@@ -265,7 +269,6 @@ class Mover:
             log.info("topic %s: a range is moved later: %s", shared.name, error)
             return False
         self._moved.add(sum(map(len, parts)))
-        self._on_moved(shared.log_id, rows[0]["base_offset"])
         return True
 
     def _write(self, name: str, parts: Sequence[bytes]) -> None:
@@ -294,7 +297,7 @@ class Mover:
             ]
             records = [sum(head.records for _, head in batches_in(part)) for part in parts]
             counted = [{**row, "records": count} for row, count in zip(group, records, strict=True)]
-            replaced = await self._replace(shared, counted, parts, COMPACTED)
+            replaced = await self._replace(shared, counted, parts, compacted=True)
             if not replaced or not await self._hold():
                 return
 

@@ -47,7 +47,7 @@ from penstock.topics.groups import Groups
 from penstock.topics.shared.groups import OffsetRange
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
-from penstock.topics.topic import Appended, Promise
+from penstock.topics.topic import Appended, Batch, Promise, Raw
 from penstock.wire.auth import Verifier
 from penstock.wire.framed import Pieces, Slot
 from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TcpTokenGuard
@@ -516,39 +516,36 @@ def _consumed(topic: AnyLog, start: int, most: int) -> Pieces:
 def _fetched(topic: AnyLog, start: int, most: int, extras: int) -> Pieces:
     most, columns = min(most, FETCH_BYTES), b""
     if topic.format.keyed and extras & frames.FORMAT:
-        records = topic.raw(start, most, strict=True)
-        raw: Bytes = records.read()
-        first, following, count = records.first_offset, records.next_offset, records.count
-        return _fetch_answer(topic, (first, following, count), bytes([frames.RECORD_BATCHES]), raw)
+        stored = topic.raw(start, most, strict=True)
+        return _fetch_answer(topic, stored, bytes([frames.RECORD_BATCHES]), stored.read())
+    records: Batch | Raw
     if topic.format.keyed:
-        batch = topic.read(start, MAX_FETCHED_RECORDS, most, strict=True)
-        offsets, lengths = batch.offsets, batch.ends - batch.starts
+        records = batch = topic.read(start, MAX_FETCHED_RECORDS, most, strict=True)
         raw = b"".join(
             part
             for offset, payload in batch
             for part in (RECORD_HEADER.pack(offset, len(payload)), payload)
         )
-        first, following = batch.first_offset, batch.next_offset
     else:
         records = topic.raw(start, most, strict=True)
-        offsets, lengths, raw = records.offsets, records.lengths, records.read()
-        first, following = records.first_offset, records.next_offset
+        raw = records.read()
     if extras & frames.FORMAT:
         columns = bytes([frames.RAW_LOG])
     if extras & frames.LENGTHS:
-        columns += lengths.astype(">u4").tobytes()
+        columns += records.lengths.astype(">u4").tobytes()
     if extras & frames.TIMES:
-        columns += frames.times(topic.timestamps(offsets))
-    return _fetch_answer(topic, (first, following, len(offsets)), columns, raw)
+        columns += frames.times(topic.timestamps(records.offsets))
+    return _fetch_answer(topic, records, columns, raw)
 
 
-def _fetch_answer(
-    topic: AnyLog, bounds: tuple[int, int, int], columns: bytes, raw: Bytes
-) -> Pieces:
-    first, following, count = bounds
+def _fetch_answer(topic: AnyLog, records: Batch | Raw, columns: bytes, raw: bytes) -> Pieces:
     size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
     fixed = FETCH_ANSWER.pack(
-        bytes.fromhex(topic.incarnation), first, following, topic.next_offset, count
+        bytes.fromhex(topic.incarnation),
+        records.first_offset,
+        records.next_offset,
+        topic.next_offset,
+        records.count,
     )
     return [head + fixed, columns, raw]

@@ -92,10 +92,7 @@ class TcpConnection(FramedConnection):
         alone = self._server.last_producer is self
         self._server.last_producer = self
         for topic in topics:
-            if alone:
-                topic.appends.commit()
-            else:
-                topic.appends.schedule()
+            (topic.appends.commit if alone else topic.appends.schedule)()
 
     def run_frames(self, data: bytes | bytearray) -> int:
         """Run the complete requests at the start of `data`, until the connection is held. Return

@@ -41,9 +41,7 @@ BEGIN
     simple := NOT EXISTS (
       SELECT 1 FROM (SELECT l.id, generate_series(l.start + 1, coalesce(l.stop, total)) AS n
                        FROM unnest(p_ids, p_starts, p_starts[2:]) l (id, start, stop)) i
-       CROSS JOIN LATERAL (
-         SELECT 1 FROM messages m WHERE m.partition_id = i.id AND m.transaction_id = p_transactions[i.n]
-            AND hashtextextended(m.transaction_id, 0) = hashtextextended(p_transactions[i.n], 0) LIMIT 1) stored
+       CROSS JOIN LATERAL message_named(i.id, p_transactions[i.n]) stored
        WHERE p_checks[least(i.n, cardinality(p_checks))]);
   END IF;
 
@@ -59,10 +57,8 @@ BEGIN
     ), queued AS (
       INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload, headers)
       SELECT i.id, i.head + i.n - i.start, i.created_at, i.queue_id, p_transactions[i.n], p_traces[i.n], p_producers[i.n],
-             p_keys[i.n],
-             substring(p_payloads FROM p_payload_bounds[i.n] FOR p_payload_bounds[i.n + 1] - p_payload_bounds[i.n]),
-             CASE WHEN p_header_bounds[i.n + 1] > p_header_bounds[i.n]
-                  THEN substring(p_headers FROM p_header_bounds[i.n] FOR p_header_bounds[i.n + 1] - p_header_bounds[i.n]) END
+             p_keys[i.n], bytes_between(p_payloads, p_payload_bounds, i.n),
+             nullif(bytes_between(p_headers, p_header_bounds, i.n), '')
         FROM (SELECT l.*, generate_series(l.start + 1, l.stop) AS n FROM log l) i
     ), counted AS (
       INSERT INTO tally_log (queue_id, group_id, pushed) SELECT l.queue_id, 0, sum(l.stop - l.start) FROM log l GROUP BY 1
@@ -99,10 +95,7 @@ BEGIN
            l.queue_id IS NULL OR l.encrypted AND p_keys[i.n] IS NULL AS is_stale
       FROM log l
      CROSS JOIN LATERAL generate_series(l.start + 1, l.stop) i (n)
-      LEFT JOIN LATERAL (
-        SELECT m.seq FROM messages m WHERE m.partition_id = l.id AND m.transaction_id = p_transactions[i.n]
-           AND hashtextextended(m.transaction_id, 0) = hashtextextended(p_transactions[i.n], 0) LIMIT 1
-      ) stored ON p_checks[least(i.n, cardinality(p_checks))]
+      LEFT JOIN LATERAL message_named(l.id, p_transactions[i.n]) stored ON p_checks[least(i.n, cardinality(p_checks))]
       LEFT JOIN LATERAL (
         SELECT s.due_at FROM scheduled_messages s WHERE s.partition_id = l.id AND s.transaction_id = p_transactions[i.n]
            AND hashtextextended(s.transaction_id, 0) = hashtextextended(p_transactions[i.n], 0) LIMIT 1
@@ -120,17 +113,13 @@ BEGIN
   ), queued AS (
     INSERT INTO messages (partition_id, seq, created_at, queue_id, transaction_id, trace_id, producer, key_id, payload, headers)
     SELECT i.id, i.seq, i.created_at, i.queue_id, p_transactions[i.n], p_traces[i.n], p_producers[i.n], p_keys[i.n],
-           substring(p_payloads FROM p_payload_bounds[i.n] FOR p_payload_bounds[i.n + 1] - p_payload_bounds[i.n]),
-           CASE WHEN p_header_bounds[i.n + 1] > p_header_bounds[i.n]
-                THEN substring(p_headers FROM p_header_bounds[i.n] FOR p_header_bounds[i.n + 1] - p_header_bounds[i.n]) END
+           bytes_between(p_payloads, p_payload_bounds, i.n), nullif(bytes_between(p_headers, p_header_bounds, i.n), '')
       FROM numbered i WHERE i.status = 'queued'
   ), scheduled AS (
     INSERT INTO scheduled_messages
       (due_at, partition_id, queue_id, pushed_at, transaction_id, trace_id, producer, key_id, headers, payload)
     SELECT i.due_at, i.id, i.queue_id, t, p_transactions[i.n], p_traces[i.n], p_producers[i.n], p_keys[i.n],
-           CASE WHEN p_header_bounds[i.n + 1] > p_header_bounds[i.n]
-                THEN substring(p_headers FROM p_header_bounds[i.n] FOR p_header_bounds[i.n + 1] - p_header_bounds[i.n]) END,
-           substring(p_payloads FROM p_payload_bounds[i.n] FOR p_payload_bounds[i.n + 1] - p_payload_bounds[i.n])
+           nullif(bytes_between(p_headers, p_header_bounds, i.n), ''), bytes_between(p_payloads, p_payload_bounds, i.n)
       FROM numbered i WHERE i.status = 'scheduled' ORDER BY i.n
   ), flagged AS (
     UPDATE partitions p SET scheduled = true, emptied_at = NULL

@@ -1,5 +1,5 @@
-"""Time series for dashboards: what the counters' history and PostgreSQL say, and the minutes that
-the Spark job `rollup` has written down.
+"""Return time series for dashboards: figures per minute from the history of counters in PostgreSQL
+and from the Spark job `rollup`.
 """
 
 from datetime import UTC, datetime, timedelta
