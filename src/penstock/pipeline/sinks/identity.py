@@ -42,7 +42,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.pipeline.options import SinkOptions
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.sinks.held_rows import EARLIER, Checksum, Held, TwoCrcs, is_nested
+from penstock.pipeline.sinks.held_rows import EARLIER, Checksum, Held, TwoCrcs
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -268,7 +268,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
                 f"orderBy names {missing[0]!r}; the rows have {', '.join(table.column_names)}"
             )
         # Ties are ordered by the other columns, or rows would change their numbers from run to run.
-        others = [field.name for field in table.schema if not is_nested(field.type)]
+        others = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
         names = dict.fromkeys([*self._order, *others])
         return iter(table.sort_by([(name, "ascending") for name in names]).to_batches())
 

@@ -48,12 +48,7 @@ PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
 HEADERS = "headers"  # a map of strings
 # what it counts as: a line of a buffer file may be a message for later
-DONE = {
-    "queued": "queued",
-    "scheduled": "queued",
-    "duplicate": "duplicate",
-    "buffered": "buffered",
-}
+DONE = {name: name for name in ("queued", "duplicate", "buffered")} | {"scheduled": "queued"}
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
 
