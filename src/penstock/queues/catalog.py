@@ -1,11 +1,9 @@
-"""What this broker remembers of queues, partitions and groups, so that the hot paths send numbers
-instead of names.
+"""Cache queues, partitions and groups, so that the hot paths send numbers instead of names.
 
-Everything here is a copy and may be stale: the SQL functions notice (a partition or group that is
-gone, a queue that became encrypted) and the caller drops the entry and looks again. A change made
-by any broker is announced on the notify channel and empties the copies. Every copy is bounded: a
-queue of a million partitions costs a broker no more memory than one of `MAX_REMEMBERED`, and what
-does not fit is looked up in the database, in batches.
+An entry may be stale. The SQL functions notice it (a partition or group was deleted, a queue became
+encrypted), and the caller drops the entry and reads it again. A change by any broker is announced
+on the notify channel and empties the cache. Each kind has at most `MAX_REMEMBERED` entries, so a
+queue of a million partitions needs no more memory. Other partitions are read in batches.
 """
 
 import time
@@ -39,25 +37,27 @@ class QueueCatalog:
         self._counts: dict[int, tuple[float, int]] = {}
 
     def forget(self) -> None:
-        """Drop every copy: something changed somewhere."""
+        """Empty the cache, because a broker changed something."""
         self._generation += 1
         self.partitions.clear()
         self.groups.clear()
         self.queues.clear()
 
     def shares(self, queue: str) -> bool:
-        """Return whether consumers share its partitions (`ordering: none`), if remembered."""
+        """Return whether consumers share its partitions (`ordering: none`); False if the queue is
+        not in the cache.
+        """
         info = self.queues.get(queue)
         return info is not None and info.options.ordering == "none"
 
     def encrypted(self, queue: str) -> bool | None:
-        """Return whether the queue is encrypted; None if that is not remembered."""
+        """Return whether a queue asks for encryption; None if it is not in the cache."""
         info = self.queues.get(queue)
         return None if info is None else info.options.encryption_enabled
 
     @property
     def installation(self) -> int:
-        """Return the number in all ids of this database. Raise Unavailable until it is known."""
+        """The number in all ids of this database. Unavailable before it was reached once."""
         if self._database.identity is None:
             raise Unavailable("the database is down")
         return self._database.identity
@@ -108,7 +108,7 @@ class QueueCatalog:
         return info
 
     async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:
-        """Return the queues of a namespace and/or task, the highest priority first."""
+        """The queues of a namespace and/or task, the most important first."""
         rows = await self._database.read(
             """SELECT * FROM queues
                 WHERE deleted_at IS NULL AND ($1::text IS NULL OR namespace = $1)
@@ -138,7 +138,7 @@ class QueueCatalog:
             self.partitions[missing[row["ord"] - 1]] = row["partition_id"]
 
     async def partition(self, queue: str, name: str) -> int | None:
-        """Return the number of an existing partition."""
+        """The number of an existing partition."""
         number = self.partitions.get((queue, name))
         if number is None:
             rows = await self._database.read(
@@ -153,7 +153,7 @@ class QueueCatalog:
         return number
 
     async def partition_counts(self, queues: Iterable[int]) -> dict[int, int]:
-        """Return how many partitions each queue has; a large count may be some seconds old."""
+        """How many partitions each queue has; a large count may be some seconds old."""
         now = time.monotonic()
         wanted = set(queues)
         counts = {

@@ -167,8 +167,8 @@ class Pops:
         return PopOutcome(first.group, first.queue, reason=reason, acked=list(acked))
 
     def _register(self, pop: WaitingPop, wanted: Sequence[PopRequest], takes: list[Take]) -> None:
-        """Have it woken for what it wants. A push may take for pops from any one partition of one
-        queue whose consumers do not share partitions.
+        """Register the pop for the queues that it wants. A push may take for a pop that takes from
+        any one partition of one queue, if consumers do not share its partitions.
         """
         groups = [(one.queue, one.group) for one in wanted if one.queue is not None]
         groups += [(take.queue, take.group) for take in takes if wanted[take.source].queue is None]
@@ -192,7 +192,7 @@ class Pops:
             pass
 
     def _patience(self, wanted: PopRequest) -> float:
-        """Return how many seconds the pop waits."""
+        """Return for how many seconds the pop waits."""
         if not wanted.wait:
             return 0.0
         default = self._settings.default_timeout
@@ -201,7 +201,7 @@ class Pops:
     # What to take from
 
     async def _takes(self, wanted: PopRequest, source: int) -> list[Take]:
-        """Return a take for each queue that the pop wants, the highest priority first."""
+        """Return a take for each queue that it wants, the most important first."""
         start = subscription_of(wanted, self._settings.default_subscription_mode)
         if wanted.queue is not None:
             check_name("queue", wanted.queue)
@@ -224,9 +224,7 @@ class Pops:
     async def _group(
         self, queue: str, group: str, partition: int | None, start: tuple[str, datetime | None]
     ) -> int | None:
-        """Return the number of a group, which is created if nobody has popped for it; None if the
-        queue does not exist.
-        """
+        """Return the id of a group, created if needed; None: there is no such queue."""
         info = await self._catalog.queue(queue)
         group_id = self._catalog.groups.get((queue, group, partition or 0))
         if group_id is not None:
@@ -272,7 +270,7 @@ class Pops:
         taken: Taken,
         acked: Sequence[AckOutcome],
     ) -> PopOutcome:
-        """Return the messages as the client gets them. Release them if that fails."""
+        """Return the messages for the client. If that fails, release their lease."""
         take = taken.take
         request, queue, group = wanted[take.source], take.queue, take.group
         auto_ack = request.auto_ack
@@ -302,7 +300,7 @@ class Pops:
         return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), take.source)
 
     def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
-        """Yield the messages of a row."""
+        """The messages of a row."""
         partition, name, keys = row["partition_id"], row["partition"], self._keys
         partition_id, ids = self._catalog.uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
@@ -335,13 +333,13 @@ class Pops:
 
 
 def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
-    """Add the number of the attempt to the headers, for clients without the field `attempt`."""
+    """The headers with the number of the attempt, for clients that know no field `attempt`."""
     others = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
     return msgspec.json.encode(others | {ATTEMPT_HEADER: str(attempt)})
 
 
 def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
-    """Return where a new group starts: the mode to remember, and the time for `timestamp`."""
+    """Where a new group starts: the mode to remember, and the moment for `timestamp`."""
     origin, mode = wanted.subscription_from or "", wanted.subscription_mode or default_mode
     start = time_field(origin, "subscriptionFrom") if origin and origin != "now" else None
     if wanted.group == QUEUE_MODE:
@@ -351,5 +349,5 @@ def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetim
     if origin == "now" or mode in ("new", "new-only"):
         return "new", None
     if mode not in ("", "all", "from_beginning"):
-        raise InvalidRequest(f"subscriptionMode is all, new or new-only, not '{mode}'")
+        raise InvalidRequest(f"subscriptionMode '{mode}' is none of: all, new, new-only")
     return "all", None

@@ -159,7 +159,7 @@ class DeadLetterStore:
         row = await connection.fetchrow(
             """SELECT p.* FROM dead_letters d CROSS JOIN LATERAL append(
                  p_ids => ARRAY[d.partition_id], p_starts => ARRAY[0],
-                 p_transactions => ARRAY[d.transaction_id], p_checks => ARRAY[true],
+                 p_transactions => ARRAY[d.transaction_id], p_checked => true,
                  p_traces => ARRAY[d.trace_id], p_producers => ARRAY[d.producer],
                  p_keys => ARRAY[d.key_id],
                  p_payloads => d.payload, p_payload_bounds => ARRAY[1, 1 + octet_length(d.payload)],
