@@ -188,8 +188,8 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
     buffers = now["buffers"]
     yield fact(
         "buffers",
-        f"{buffers['mode']}, {_count(buffers['pending'])} events wait"
-        + ("" if buffers["oldest"] is None else f" for up to {duration(buffers['oldest'])}")
+        f"{buffers['mode']}, {_count(buffers['pending'])} waiting"
+        + ("" if buffers["oldest"] is None else f" (oldest {duration(buffers['oldest'])})")
         + f", {_count(buffers['failed'])} failed",
     )
     if disk := now["disk"]:
