@@ -4,6 +4,7 @@ that misbehave on order.
 
 import gzip
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -372,13 +373,19 @@ async def test_what_must_not_be_retried_becomes_a_dead_letter_with_the_reason(
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_what_may_pass_is_retried_not_before_retry_after(status: int, tmp_path: Path):
     refusals = [refused(status, "later", retry_after="1"), refused(status, "later")]
-    with OtlpReceiver(lambda _: refusals.pop(0) if refusals else None) as receiver:
+    times: list[float] = []
+
+    def rule(_: Export) -> Answered | None:
+        times.append(time.monotonic())
+        return refusals.pop(0) if refusals else None
+
+    with OtlpReceiver(rule) as receiver:
         async with broker(tmp_path, {"t": otlp(receiver.url)}) as (running, client):
             await post(client, traces("a"))
-            await eventually(lambda: len(receiver.seen) == 1)
-            await eventually(lambda: running.get("t").backoff.remaining > 0.3)  # of the 1 s
             await settled(running)
             assert receiver.spans == ["a"]
+            assert len(times) == 3
+            assert times[1] - times[0] >= 1.0
             assert len({one.headers["idempotency-key"] for one in receiver.seen}) == 1
             assert accounting(running)["delivered"] == 1
 

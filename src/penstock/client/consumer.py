@@ -191,9 +191,13 @@ class Consumer(Generic[P, R]):
         if concurrency < 1 or batch < 1:
             raise InvalidRequest("a consumer needs a concurrency and a batch of at least 1")
         if retry is not None and auto_ack:
-            raise InvalidRequest("under auto_ack a message is gone when it is handed out: no retry")
+            raise InvalidRequest(
+                "auto_ack acknowledges messages on delivery: retry= is not possible"
+            )
         if prefetch and auto_ack:
-            raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
+            raise InvalidRequest(
+                "auto_ack acknowledges messages on delivery: prefetch would lose some"
+            )
         if timeout is not None and timeout <= 0:
             raise InvalidRequest(f"a timeout is more than 0 seconds, not {timeout:g}")
         if rate is not None and group_rate is not None:
@@ -605,7 +609,7 @@ class Consumer(Generic[P, R]):
             log.warning("%s: %s", self.address, refused, extra=self._extra())
         except PenstockError as failure:
             log.warning(
-                "%s: messages could not be acknowledged and will come again: %s",
+                "%s: messages could not be acknowledged and will be delivered again: %s",
                 self.address,
                 failure,
                 extra=self._extra(),

@@ -140,7 +140,7 @@ M = TypeVar("M", bound=Received)
 
 
 class Popped(msgspec.Struct, Generic[M]):
-    """What a pop brought: messages of one queue."""
+    """The result of a pop: messages of one queue."""
 
     messages: list[M] = []
     queue: str = ""

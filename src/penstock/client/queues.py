@@ -204,7 +204,7 @@ class QueueClient:
         if reason and address not in self._missing and len(self._missing) < MAX_REPORTED:
             self._missing.add(address)
             log.warning(
-                "nothing to take from %s: %s (a queue is made by its first push)", address, reason
+                "nothing to take from %s: %s (the first push creates a queue)", address, reason
             )
 
     # Pop and ack
@@ -349,7 +349,7 @@ class QueueClient:
         """
         batch, auto_ack = options.get("batch", 1), options.get("auto_ack", False)
         if prefetch and auto_ack:
-            raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
+            raise InvalidRequest("auto_ack acknowledges on delivery: prefetch would lose messages")
         most = inf if limit is None else limit
         given = 0
         remaining: list[Message] = []

@@ -1,4 +1,4 @@
-"""A task's rows until they may be written, and their checksums."""
+"""Hold a task's rows until they may be written, and compute their checksums."""
 
 import hashlib
 import tempfile
@@ -16,12 +16,12 @@ ADDED_COLUMNS = {"headers"}  # after the first release
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Whether it is a type that Arrow neither sorts by nor casts to text."""
+    """Return whether Arrow can neither sort by the type nor cast it to text."""
     return bool(pa.types.is_nested(kind))
 
 
 class Checksum:
-    """Of columns' values, however the rows are cut into batches."""
+    """A checksum of columns' values, however their rows are cut into batches."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         # of each column's lengths, and of its bytes
@@ -42,8 +42,8 @@ class Checksum:
                     self._filled.add(name)
 
     def of(self, rows: int) -> str:
-        """In hexadecimal. Columns that no row has are left out, so that a batch begun by a release
-        without them is still the same.
+        """Return the checksum in hexadecimal. Columns that no row has are left out, so that a batch
+        begun by a release without them is still the same.
         """
         parts = [
             f"{name}:{lengths.hexdigest()}:{data.hexdigest()}"
@@ -95,7 +95,7 @@ class Held:
         yield from self._batches
 
     def packed(self) -> bytes:
-        """All of them, for the driver."""
+        """Return all rows, for the driver."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self._batches[0].schema) as stream:
             for batch in self:
@@ -104,7 +104,7 @@ class Held:
 
 
 def as_binary(values: pa.Array) -> pa.Array:
-    """Bytes that are equal for equal values."""
+    """Return bytes that are equal for equal values."""
     if pa.types.is_binary(values.type) or pa.types.is_string(values.type):
         return values.cast(pa.binary())
     if is_nested(values.type):
@@ -114,12 +114,12 @@ def as_binary(values: pa.Array) -> pa.Array:
 
 
 def _joined(values: pa.Array) -> memoryview:
-    """The bytes of all values, one after another."""
+    """Return the bytes of all values, one after another."""
     ends = values.buffers()[1]
     if ends is None or values.buffers()[2] is None:
         return memoryview(b"")
     offsets = memoryview(ends).cast("i")
-    if values.null_count:  # the bytes under a null are anyone's
+    if values.null_count:  # the bytes under a null are undefined
         return _joined(values.drop_null())
     return memoryview(values.buffers()[2])[
         offsets[values.offset] : offsets[values.offset + len(values)]

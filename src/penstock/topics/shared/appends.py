@@ -175,7 +175,7 @@ def _arguments(turns: list[Turn], again: bool, wait: bool) -> AppendCall:
 
 
 def numbers_of(producer: AnyProducer) -> tuple[int, int, int]:
-    """Epoch, sequence and following sequence as the database has them."""
+    """Return epoch, sequence and following sequence as the database stores them."""
     if isinstance(producer, KafkaProducer):
         following = (producer.sequence + producer.records) % KAFKA_SEQUENCES
         return producer.epoch, producer.sequence, following
@@ -213,7 +213,7 @@ class SharedAppends(AppendQueue):
         self._failed: dict[bytes, int] = {}
 
     def expected(self, producer: AnyProducer | None) -> int | None:
-        """What the producer must begin with if the database does not know it."""
+        """Return the sequence that a producer unknown to the database must begin with."""
         return self._failed.get(producer.key) if producer is not None else None
 
     def commit(self) -> None:

@@ -115,16 +115,18 @@ class SharedCalls:
         return AppendAnswer(*row)
 
     async def logs(self, topic: str | None = None) -> list[Row]:
-        """All logs, or those of one topic."""
+        """Return all logs, or those of one topic."""
         return await self._database.read(LOGS, topic)
 
     async def read(self, log_id: int, offset: int, max_bytes: int, *, behind: bool) -> list[Row]:
-        """A row per batch, and one without a batch where none follows; no row: the log is gone."""
+        """Return a row per batch, and a row without a batch if none follows. No row means that the
+        log is gone.
+        """
         read = self._database.browse if behind else self._database.read
         return await read(READ, log_id, offset, max_bytes)
 
     async def offset_at(self, log_id: int, milliseconds: int) -> int | None:
-        """The first offset of the batch that may hold the first record of this time or later."""
+        """Return the first offset of the batch that may have the first record of this time on."""
         [row] = await self._database.browse(
             "SELECT shared_offset_at($1, $2) AS base", log_id, milliseconds
         )
@@ -144,7 +146,7 @@ class SharedCalls:
         await self._database.read(CREATE, topic, partitions, incarnation)
 
     async def delete(self, topic: str) -> int:
-        """How many partitions it had."""
+        """Delete a topic and return the number of its partitions."""
         return len(await self._database.read(DELETE, topic))
 
     async def configure(self, topic: str, policy: str | None, limits: str | None) -> None:
@@ -172,7 +174,7 @@ class SharedCalls:
         await self._database.fetch(NOTIFY, channel, payload)
 
     async def server(self) -> Row:
-        """The server's time (`now`) and `timeline`."""
+        """Return the server's time (`now`) and `timeline`."""
         [row] = await self._database.read(
             "SELECT clock_timestamp() AS now, shared_timeline() AS timeline"
         )

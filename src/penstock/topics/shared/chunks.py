@@ -45,7 +45,7 @@ class ChunkCache:
         self._starts: dict[int, list[int]] = {}  # of the chunks of each log, ascending
 
     def get(self, log_id: int, offset: int) -> Chunk | None:
-        """The chunk that covers this offset."""
+        """Return the chunk that covers this offset."""
         starts = self._starts.get(log_id)
         place = bisect_right(starts, offset) if starts else 0
         if not starts or not place:

@@ -1,12 +1,12 @@
 """The log of one partition of a shared topic, as every protocol sees it (`TopicLog`).
 
-What was appended or read lately is in memory and is read at once. The rest has to come from the
-database or the object store: a read on the event loop raises `NotLoaded`, whose `load` gets it, and
-is repeated (`read_or_wait`). While the database is down, what is in the object store is found by
-the names of its objects.
+Records that were appended or read lately are in memory. The others are in the database or in the
+object store: a read on the event loop raises `NotLoaded`, whose `load` gets them, and the read is
+repeated (`read_or_wait`). While the database is down, the names of the objects show what is in the
+object store.
 
-Bounds are those that this broker knows. Other brokers append too, so the end may be further than
-that, but never before it; an offset behind the end is refused only after the database was asked.
+Bounds are those that this broker knows. Other brokers append too, so the real end is there or
+later. An offset after the end is rejected only after asking the database.
 """
 
 import time
@@ -49,7 +49,7 @@ class NotLoaded(NotCached):
 
 
 async def read_loading(read: Callable[[], T]) -> T:
-    """What `read` returns, once everything that it needs is in memory."""
+    """Call `read` until everything that it needs is in memory, and return its result."""
     for _ in range(MAX_LOADS):
         try:
             return read()
@@ -119,7 +119,7 @@ class SharedLog(AppendsThrough):
         self.reached(end)
 
     def reached(self, end: int) -> None:
-        """Records below `end` are committed."""
+        """Note that the records below `end` are committed."""
         if end > self.next_offset:
             self.next_offset = end
             self._subscriptions.notify(end)
@@ -128,7 +128,7 @@ class SharedLog(AppendsThrough):
 
     @property
     def records(self) -> int:
-        """About: compaction and failovers leave offsets out."""
+        """Return about how many records are stored: compaction and failovers leave offsets out."""
         return self.next_offset - self.first_offset
 
     @property
@@ -146,7 +146,7 @@ class SharedLog(AppendsThrough):
         *,
         strict: bool = False,
     ) -> Batch:
-        """Visible records from `offset` on; at least one when there is one."""
+        """Return visible records from `offset` on; at least one if there is one."""
         at = self._begin(offset, strict)
         while at < self.next_offset:
             chunks = self._chunks(at, max_records, max_bytes)
@@ -162,7 +162,7 @@ class SharedLog(AppendsThrough):
         return empty_batch(max(offset, self.next_offset))
 
     def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
-        """Whole batches, at least one; the first may begin before `offset`."""
+        """Return whole batches, at least one; the first may begin before `offset`."""
         fetched, first, count = self._whole(offset, max_bytes, strict=strict)
         if not fetched.data:
             return Raw(fetched.next_offset, 0, fetched.next_offset, None, 0, 0)
@@ -175,7 +175,7 @@ class SharedLog(AppendsThrough):
     def _whole(
         self, offset: int, max_bytes: int, *, strict: bool
     ) -> tuple[FetchedBatches, int, int]:
-        """Batches from the one on that holds `offset`, the first offset and how many records."""
+        """Return the batches from the one with `offset` on, their first offset and record count."""
         at = self._begin(offset, strict)
         if at >= self.next_offset:
             return FetchedBatches(b"", max(offset, self.next_offset)), 0, 0
@@ -199,7 +199,7 @@ class SharedLog(AppendsThrough):
         return FetchedBatches(b"".join(parts), at), first, records
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        """The times of these records, microseconds since 1970."""
+        """Return the times of these records, in microseconds since 1970."""
         times = np.zeros(len(offsets), np.int64)
         at = 0
         while at < len(offsets):
@@ -214,7 +214,7 @@ class SharedLog(AppendsThrough):
         return times
 
     def offset_at(self, timestamp: float) -> int:
-        """The first offset of this time or later, seconds since 1970; or `next_offset`."""
+        """Return the first offset at this time (seconds since 1970) or later; or `next_offset`."""
         milliseconds = int(np.ceil(timestamp * 1000))
         if milliseconds not in self._times:
             raise NotLoaded(lambda: self._find_time(milliseconds))
@@ -236,14 +236,14 @@ class SharedLog(AppendsThrough):
         self._times[milliseconds] = await self._context.calls.offset_at(self.log_id, milliseconds)
 
     def records_from(self, offset: int) -> int:
-        """About: compaction and failovers leave offsets out."""
+        """Return about how many records follow: compaction and failovers leave offsets out."""
         return self.next_offset - min(max(offset, self.first_offset), self.next_offset)
 
     def lost_at(self, _: int) -> dict[str, Any] | None:
         return None
 
     def age_at(self, offset: int) -> float | None:
-        """Seconds since the record at `offset` was appended; None: it is not in memory."""
+        """Return the seconds since the record at `offset` was appended; None: not in memory."""
         if offset >= self.next_offset:
             return 0.0
         try:
@@ -262,7 +262,7 @@ class SharedLog(AppendsThrough):
         return await read_loading(read)
 
     def _begin(self, offset: int, strict: bool) -> int:
-        """Where a read of `offset` begins."""
+        """Return where a read of `offset` begins."""
         if self.appends.deleted:
             raise self.appends.gone()
         if strict and offset < self.first_offset:
@@ -272,7 +272,7 @@ class SharedLog(AppendsThrough):
                 raise NotLoaded(lambda: self._deny(offset))
             self._denied = None
             raise InvalidOffset(
-                f"offset {offset} lies outside {self.first_offset} to {self.next_offset}"
+                f"offset {offset} is outside {self.first_offset} to {self.next_offset}"
             )
         return max(offset, self.first_offset)
 
@@ -286,7 +286,7 @@ class SharedLog(AppendsThrough):
         return context.recent.get(self.log_id, offset) or context.older.get(self.log_id, offset)
 
     def _chunks(self, offset: int, max_records: int, max_bytes: int) -> list[Chunk]:
-        """Neighbouring chunks in memory from the one on that covers `offset`."""
+        """Return consecutive chunks in memory, from the one that covers `offset`."""
         chunks: list[Chunk] = []
         at, size = offset, 0
         while at < self.next_offset and (
@@ -310,7 +310,7 @@ class SharedLog(AppendsThrough):
             await self.refresh()
 
     async def end_of_timeline(self, timeline: int) -> int:
-        """The offset after the last record of this timeline, or of one before it."""
+        """Return the offset after the last record of this timeline or an earlier one."""
         gaps = await self._context.calls.gaps(self.log_id)
         ends = [gap["gap_start"] for gap in gaps if gap["timeline"] >= timeline]
         return min(ends, default=self.next_offset)
@@ -343,10 +343,10 @@ class SharedLog(AppendsThrough):
         try:
             rows = await context.calls.read(self.log_id, offset, LOAD_BYTES, behind=not recent)
         except Unavailable:
-            found = await context.objects.find(self.directory, offset)
-            if found is None or offset >= self.next_offset:
+            stored = await context.objects.find(self.directory, offset)
+            if stored is None or offset >= self.next_offset:
                 raise
-            base, end, name, size = found
+            base, end, name, size = stored
             context.older.put(self.log_id, await self._fetch(offset, base, end, name, 0, size))
             return
         if not rows:
@@ -406,7 +406,7 @@ class SharedLog(AppendsThrough):
         return end
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
-        """Until `offset` can be read (True), or the time is over (False)."""
+        """Wait until `offset` can be read (True), or until the time is over (False)."""
         if self.appends.deleted:
             raise self.appends.gone()
         if self.next_offset > offset:

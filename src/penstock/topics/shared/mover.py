@@ -215,7 +215,7 @@ class Mover:
                 return late
 
     async def _range(self, shared: SharedLog, offset: int) -> list[Any]:
-        """The next batches for an object, from an offset on, if they are old enough."""
+        """Return the next batches for an object, from an offset on, if they are old enough."""
         rows: list[Any] = []
         size = 0
         for one in await self._database.browse(CANDIDATES, shared.log_id, offset):
@@ -382,8 +382,9 @@ def _without_replaced(latest: LatestOffsets, data: bytes, last: int) -> bytes:
 
 
 def _ranges(rows: Sequence[Any], parts: Sequence[bytes]) -> list[tuple[int, ...]]:
-    """What the rows become: last and base offset, records, newest, timeline, size and position of
-    ranges of the object, of about `RANGE_BYTES` each."""
+    """Return the ranges of an object that these rows become, of about `RANGE_BYTES` each: last and
+    base offset, records, newest, timeline, size and position.
+    """
     ranges: list[tuple[int, ...]] = []
     first = rows[0]
     records, size, position = 0, 0, 0

@@ -62,7 +62,7 @@ class SharedNodes:
         return [self.own, *(node.node_id for node in self.others)]
 
     def suggest(self, key: str) -> int:
-        """The live broker for this key (rendezvous hash): few keys move when one comes or goes."""
+        """Return the live broker for a key (rendezvous hash), so that few keys ever move."""
         return max(self.alive, key=lambda node: hashlib.blake2b(f"{node} {key}".encode()).digest())
 
     async def _keep_beating(self) -> None:

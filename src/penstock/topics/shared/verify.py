@@ -57,7 +57,7 @@ async def check(log_id: int, report: TierReport, query: Query, fetch: Fetch) -> 
 
 
 async def _problem(row: Row, fetch: Fetch) -> str | None:
-    """What is wrong with the batches of a row."""
+    """Return what is wrong with the batches of a row; None if nothing is."""
     base, end = row["base_offset"], row["last_offset"] + 1
     try:
         if row["object"] is None:
@@ -78,7 +78,7 @@ async def _problem(row: Row, fetch: Fetch) -> str | None:
 
 
 async def _is_there(log_id: int, row: Row, query: Query) -> bool:
-    """Whether the row is still as it was."""
+    """Return whether the row still exists unchanged."""
     [again, *_] = await query(READ, log_id, row["last_offset"], 1) or [None]
     kept = ("last_offset", "object", "position")
     return again is not None and all(again[name] == row[name] for name in kept)

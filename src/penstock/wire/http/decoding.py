@@ -30,8 +30,8 @@ _MAX_COMPARED = 20  # unknown names of a request
 
 
 def query_decoder(kind: type) -> Callable[[str], Any]:
-    """A function from a query string to a `kind`. Other parameters are ignored; with a class
-    attribute `refuse_misspelled`, those that look like a misspelling are refused.
+    """Return a function from a query string to a `kind`. Other parameters are ignored; with the
+    class attribute `refuse_misspelled`, those that look like a misspelling are rejected.
     """
     about: Any = msgspec.inspect.type_info(kind)
     repeated = {field.encode_name for field in about.fields if _is_list(field.type)}
@@ -79,8 +79,8 @@ def _refuse_misspelled(
 
 @lru_cache(maxsize=1024)
 def nearest(name: str, known: tuple[str, ...], *, words: bool = False) -> str | None:
-    """The known name that this one is a misspelling of; with `words`, also one that has it as a
-    word (`group` of `consumerGroup`).
+    """Return the known name that this name misspells. With `words`, also return a name that
+    contains it as a word (`group` of `consumerGroup`).
     """
     if len(name) > _MAX_NAME:
         return None
@@ -124,9 +124,9 @@ def body_decoder(kind: Any, *, optional: bool) -> Callable[[bytes], Any]: ...
 def body_decoder(
     kind: Any, *, optional: bool = False, refuse_misspelled: bool = False
 ) -> Callable[[bytes], Any]:
-    """A function from a body to a `kind`. An empty body is an error unless it is `optional`: then
-    it is None. `refuse_misspelled`: fields that look like a misspelling are refused, and a body
-    without unknown fields costs nothing more.
+    """Return a function from a body to a `kind`. An empty body is an error unless it is `optional`:
+    then it is None. With `refuse_misspelled`, fields that look like a misspelling are rejected. A
+    body without unknown fields costs nothing more.
 
     msgspec leaves raw JSON values as they are, also when their bytes are no UTF-8: that is looked
     at here, so that no answer of ours can carry it to someone else.
