@@ -39,12 +39,13 @@ from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.context import Instruments
 from penstock.metrics import Metrics
-from penstock.protocol.kafka_batch import NewRecord, encode_batch, split_batches
+from penstock.protocol.kafka_batch import NewRecord, encode_head, encode_records, split_batches
 from penstock.queues.schema import SCHEMA
 from penstock.topics.groups import Groups
 from penstock.topics.shared.catalog import SharedTopics
 from penstock.topics.store import TopicStore
 from penstock.wire.tcp import TcpServer
+from penstock.wire.tcp.memory import keep_freed_memory
 
 SIZE = 200
 SECONDS = 2.0
@@ -84,6 +85,7 @@ async def serve(directory: Path, url: str) -> None:
 @asynccontextmanager
 async def shared(url: str) -> AsyncIterator[SharedTopics]:
     """What a broker has of shared topics."""
+    keep_freed_memory()  # as a broker's TCP listener does when it starts
     metrics = Metrics()
     database = Database(DatabaseSettings(url=url), Path("unused"), metrics, SCHEMA)
     await database.start()
@@ -113,7 +115,8 @@ async def in_flight(count: int, work: Callable[[int], Any]) -> float:
 
 
 def encoded(records: int) -> bytes:
-    return encode_batch([NewRecord(bytes(SIZE))] * records, 0)
+    data = encode_records([NewRecord(bytes(SIZE))] * records, [0] * records)
+    return encode_head([data], records, timestamps=(0, 0)) + data
 
 
 async def ours(url: str, batch: int, count: int) -> float:

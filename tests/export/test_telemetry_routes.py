@@ -428,20 +428,29 @@ async def test_a_partial_success_is_delivered_and_counted(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", [PROTOBUF, JSON])
-async def test_a_request_that_is_too_large_is_cut_until_it_fits(kind: str, tmp_path: Path):
+@pytest.mark.parametrize("resources", ["many", "one"])
+async def test_a_request_that_is_too_large_is_cut_until_it_fits(
+    resources: str, kind: str, tmp_path: Path
+):
     names = [f"span {number}" for number in range(13)]
     failures = ["later"]
+    request = traces(*names)
+    if resources == "one":  # as an SDK sends them
+        request = traces(names[0])
+        for name in names[1:]:
+            request.resource_spans[0].scope_spans[0].spans.add(name=name)
 
     def rule(export: Export) -> Answered | None:
-        if len(export.message.resource_spans) > 2:
+        scopes = [one.scope_spans[0] for one in export.message.resource_spans]
+        if sum(len(scope.spans) for scope in scopes) > 2:
             return Answered(413)
         if receiver.spans[3:] and failures:
             return refused(503, failures.pop())
         return None
 
-    body = traces(*names).SerializeToString()
+    body = request.SerializeToString()
     if kind == JSON:
-        body = json_format.MessageToJson(traces(*names)).encode()
+        body = json_format.MessageToJson(request).encode()
     with OtlpReceiver(rule) as receiver:
         async with broker(tmp_path, {"t": otlp(receiver.url)}) as (running, client):
             await post(client, body, **{"Content-Type": kind})

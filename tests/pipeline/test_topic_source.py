@@ -148,7 +148,7 @@ def test_only_the_columns_of_a_given_schema_are_made(tmp_path, write_topic) -> N
         ),
         ({"topic": "orders", "minPartitions": "many"}, InvalidRequest, "minPartitions"),
         ({"topic": "orders", "startingTimestamp": "noon"}, InvalidRequest, "startingTimestamp"),
-        ({"topicPattern": "("}, InvalidRequest, "not a regular expression"),
+        ({"topicPattern": "("}, InvalidRequest, "is a regular expression, not .*: missing \\)"),
     ],
 )
 def test_a_wrong_option_is_an_error_that_says_what_it_may_be(

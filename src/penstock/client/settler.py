@@ -144,6 +144,9 @@ class Settler:
                 log.warning("acknowledgements wait for a broker: %s", error)
                 with self._changed:
                     self._outcomes.extendleft(reversed(outcomes))
+                    for name, _ in due:
+                        if name in self._leases:
+                            self._leases[name].due = 0.0  # renew it as soon as a broker answers
                     self._sending, self._stuck = 0, True
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._closed, PAUSE_SECONDS)

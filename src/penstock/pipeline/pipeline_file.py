@@ -25,7 +25,7 @@ columns. `sinks:` are several, by name; `sink:` is short for one, named `main`.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import yaml
@@ -56,12 +56,27 @@ SOURCES = ("topic", "topicPattern", "queue", *STATIC)
 SINKS = ("topic", "queue", "parquet", "route", "table", "postgres", "format", "foreachBatch")
 
 
-def _kinds(struct: msgspec.Struct, kinds: Sequence[str]) -> list[str]:
-    return [kind for kind in kinds if getattr(struct, kind)]
+class Place(msgspec.Struct):
+    """What a pipeline reads or writes: one of KINDS."""
+
+    KINDS: ClassVar[Sequence[str]]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind in self.KINDS if getattr(self, kind)]
+
+    @property
+    def kind(self) -> str:
+        return self.kinds[0]
+
+    @property
+    def title(self) -> str:
+        """Name it in a few words: "topic orders"."""
+        return f"{self.kind} {getattr(self, self.kind)}"
 
 
-class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a pipeline reads: one of SOURCES."""
+class PipelineSource(Place, forbid_unknown_fields=True, kw_only=True):
+    KINDS = SOURCES
 
     topic: str | None = None
     topicPattern: str | None = None  # noqa: N815
@@ -78,10 +93,6 @@ class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     options: dict[str, Any] = {}
 
     @property
-    def kind(self) -> str:
-        return _kinds(self, SOURCES)[0]
-
-    @property
     def static(self) -> bool:
         """Return whether it is a table, to join streams with."""
         return self.kind in STATIC
@@ -92,11 +103,6 @@ class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         name = self.topic or self.queue or "source"
         return name if NAME.fullmatch(name) else "source"
 
-    @property
-    def title(self) -> str:
-        """Describe what it reads."""
-        return f"{self.kind} {getattr(self, self.kind)}"
-
 
 class PipelineStep(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A view made by SQL, or by a function `module:name`."""
@@ -106,8 +112,8 @@ class PipelineStep(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     python: str | None = None
 
 
-class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where a pipeline writes: one of SINKS."""
+class PipelineSink(Place, forbid_unknown_fields=True, kw_only=True):
+    KINDS = SINKS
 
     topic: str | None = None
     queue: str | None = None
@@ -127,10 +133,6 @@ class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     options: dict[str, Any] = {}
 
     @property
-    def kind(self) -> str:
-        return _kinds(self, SINKS)[0]
-
-    @property
     def messages(self) -> bool:
         """Return whether rows become records or messages, each exactly once."""
         return self.kind in ("topic", "queue", "route")
@@ -139,11 +141,6 @@ class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def output_mode(self) -> str:
         """Return which rows of an aggregate it gets: final ones, or all that changed."""
         return "append" if self.mode == "append" else "update"
-
-    @property
-    def title(self) -> str:
-        """Describe where it writes."""
-        return f"{self.kind} {getattr(self, self.kind)}"
 
 
 class PipelineFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -226,7 +223,7 @@ def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
     if not pipeline.views:
         yield "give a `source`, or `sources` by name"
     for name, source in pipeline.views.items():
-        if len(_kinds(source, SOURCES)) != 1:
+        if len(source.kinds) != 1:
             yield f"source {name} reads one of {', '.join(SOURCES[:-1])} or {SOURCES[-1]}"
             continue
         if source.format not in ("raw", "json"):
@@ -269,7 +266,7 @@ def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
         yield "give a `sink`, or `sinks` by name"
     for name, sink in pipeline.outputs.items():
         yield from _sink_mistakes(name, sink, names, pipeline.streaming)
-        if len(_kinds(sink, SINKS)) == 1:
+        if len(sink.kinds) == 1:
             kind, given = sink_kind(pipeline, sink, pipeline.name)
             yield from _option_mistakes(sink_place(name), kind, given)
     trigger = pipeline.trigger
@@ -287,7 +284,7 @@ def _sink_mistakes(
     where = sink_place(name)
     if not NAME.fullmatch(name) or name in ("steps", "dead", "shared", "static"):
         yield f"{name!r} cannot be a sink's name: letters, digits and underscores"
-    if len(_kinds(sink, SINKS)) != 1:
+    if len(sink.kinds) != 1:
         yield f"the {where} is one of {', '.join(SINKS[:-1])} or {SINKS[-1]}"
         return
     if sink.view is not None and sink.view not in views:

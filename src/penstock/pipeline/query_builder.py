@@ -60,9 +60,6 @@ class Frames:
     views: dict[str, Any] = field(default_factory=dict)  # sources and steps, in their order
     dead: dict[str, Any] = field(default_factory=dict)  # dead letters, by their source
 
-    def of(self, sink: PipelineSink) -> Any:
-        return self.views[sink.view or next(reversed(self.views))]
-
 
 def frames(spark: Any, pipeline: PipelineFile, read: ReadSource | None = None) -> Frames:
     """Return all frames, each registered as a view. `read` makes those of sources."""
@@ -264,10 +261,10 @@ def build(spark: Any, pipeline: PipelineFile) -> Built:
 
 def _outputs(pipeline: PipelineFile, made: Frames) -> list[SinkOutput]:
     """Return the sinks in their order, then the dead letters."""
-    last = next(reversed(made.views))
-    places = [
-        (name, sink.view or last, made.of(sink), sink) for name, sink in pipeline.outputs.items()
-    ]
+    places = []
+    for name, sink in pipeline.outputs.items():
+        view = sink.view or next(reversed(made.views))
+        places.append((name, view, made.views[view], sink))
     for name, letters in made.dead.items():
         target = pipeline.views[name].deadLetter
         assert target is not None

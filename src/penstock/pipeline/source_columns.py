@@ -62,6 +62,17 @@ META = {
 }
 
 
+def joined_values(column: pa.Array) -> pa.Buffer:
+    """Return the bytes of all values of a column of texts or bytes, one after another."""
+    if column.null_count:  # the bytes under a null are anyone's
+        column = column.drop_null()
+    _, ends, data = column.buffers()
+    if not len(column) or data is None:
+        return pa.py_buffer(b"")
+    bounds = np.frombuffer(ends, np.int32)[column.offset :]
+    return data.slice(int(bounds[0]), int(bounds[len(column)] - bounds[0]))
+
+
 def checked_columns(source: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
     """Return the columns that a read asks for. Raise InvalidRequest for unknown ones."""
     unknown = [name for name in names if name not in schema.names]

@@ -141,15 +141,14 @@ def _record(name: str, source: PipelineSource, number: int, row: Any) -> dict[st
     defaults: dict[str, Any]
     if source.queue:
         defaults = {
+            **dict.fromkeys(QUEUE_COLUMNS.names),
             "queue": source.queue,
             "partition": "Default",
             "seq": number,
             "id": f"{number:08d}-0000-0000-0000-000000000000",
             "transactionId": str(number),
-            "traceId": None,
             "payload": "null",
             "createdAt": at,
-            "headers": None,
         }
     else:
         topic = (source.topic or name).split(",")[0].strip()

@@ -293,7 +293,7 @@ class Groups:
                     row["end_offset"],
                     row["seconds"],
                 )
-                for row in await self.shared.held(group, topic_log)
+                for row in await self.shared.leases(group, topic_log)
             ]
             lag = topic_log.records_from(one.committed)
             members = self._members(group, topic_log.topic)

@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import Conflict, InvalidRequest, Unavailable
 from penstock.pipeline.options import SinkOptions
 from penstock.pipeline.plain_errors import plain_errors
-from penstock.pipeline.sinks.held_rows import Checksum, Held, is_nested
+from penstock.pipeline.sinks.held_rows import EARLIER, Checksum, Held, TwoCrcs
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -194,28 +194,39 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             if writer is None:
                 self.send(link, rows, None)
                 return Written()
-            content = Checksum(self.columns())
-            keys = Checksum(list(dict.fromkeys((*self._order, *self.place_columns))))
-            for batch in rows:
-                content.add(batch)
-                keys.add(batch)
-                held.add(batch)
+            claim = self._claim(writer, held, held.keep(rows))
             if not held.rows:
                 return Written()
-            claim = Claim(
-                *(self._target, writer.app, writer.batch, writer.task),
-                *(content.of(held.rows), self._run),
-                keys=keys.of(held.rows) if self._order else "",
-            )
-            if self._order and self.resumes_by_row(held):
-                claim.checksum = claim.keys
             answer = link.claim(claim)
+            if answer.verdict == "other":  # an earlier release may have begun the batch
+                claim = self._claim(writer, held, held, EARLIER)
+                answer = link.claim(claim)
             if answer.verdict == "later" and held.size <= HANDED_BYTES:
                 return Written(claim, held.packed())
             if answer.verdict == "later":
                 answer = wait_for_turn(link, claim)
             self._finish(link, claim, answer, held)
         return Written(claim)
+
+    def _claim(
+        self,
+        writer: Writer,
+        held: Held,
+        rows: Iterable[pa.RecordBatch],
+        algorithm: Callable[[], Any] = TwoCrcs,
+    ) -> Claim:
+        """The claim of a task's rows, which are held when all of them have been read."""
+        content = Checksum(self.columns(), algorithm)
+        keys = Checksum(list(dict.fromkeys((*self._order, *self.place_columns))), algorithm)
+        for batch in rows:
+            content.add(batch)
+            keys.add(batch)
+        of_keys = keys.of(held.rows) if self._order else ""
+        checksum = content.of(held.rows)
+        if self._order and self.resumes_by_row(held):
+            checksum = of_keys
+        place = self._target, writer.app, writer.batch, writer.task
+        return Claim(*place, checksum, self._run, keys=of_keys)
 
     def _finish(
         self, link: Any, claim: Claim, answer: Claimed, rows: Iterable[pa.RecordBatch]
@@ -259,7 +270,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
                 f"orderBy names {missing[0]!r}; the rows have {', '.join(table.column_names)}"
             )
         # Ties are ordered by the other columns, or rows would change their numbers from run to run.
-        others = [field.name for field in table.schema if not is_nested(field.type)]
+        others = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
         names = dict.fromkeys([*self._order, *others])
         return iter(table.sort_by([(name, "ascending") for name in names]).to_batches())
 

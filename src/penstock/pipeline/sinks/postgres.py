@@ -10,7 +10,7 @@ first. A staging table of a killed run is dropped by the next one.
 import hashlib
 import secrets
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -176,31 +176,28 @@ class PostgresSession:
         from adbc_driver_postgresql import dbapi
 
         self._errors = dbapi.Error
-        try:
+        with self._plainly("PostgreSQL cannot be reached"):
             self._connection = dbapi.connect(url)
-        except dbapi.Error as error:
-            raise failure("PostgreSQL cannot be reached", error) from error
+
+    @contextmanager
+    def _plainly(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise failure(what, error) from error
 
     def run(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(statement, parameters or None)
-                return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
-        except self._errors as error:
-            raise failure("PostgreSQL refused", error) from error
+        with self._plainly("PostgreSQL refused"), self._connection.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def ingest(self, table: str, schema: str | None, rows: Any, mode: Any) -> None:
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.adbc_ingest(table, rows, mode=mode, db_schema_name=schema)
-        except self._errors as error:
-            raise failure("PostgreSQL refused the rows", error) from error
+        with self._plainly("PostgreSQL refused the rows"), self._connection.cursor() as cursor:
+            cursor.adbc_ingest(table, rows, mode=mode, db_schema_name=schema)
 
     def commit(self) -> None:
-        try:
+        with self._plainly("PostgreSQL did not commit"):
             self._connection.commit()
-        except self._errors as error:
-            raise failure("PostgreSQL did not commit", error) from error
 
     def close(self) -> None:
         self._connection.close()

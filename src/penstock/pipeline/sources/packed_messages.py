@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.pipeline.source_columns import TIMESTAMP
+from penstock.pipeline.source_columns import TIMESTAMP, joined_values
 
 BLOCKS = 32
 SMALL = 8192
@@ -104,17 +104,8 @@ def unpack(packed: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(made)
 
 
-def _bytes(column: pa.Array) -> pa.Buffer:
-    """Return all values of the column, one after the other."""
-    _, ends, data = column.buffers()
-    bounds = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1]
-    if data is None or bounds[0] == bounds[-1]:
-        return pa.py_buffer(b"")
-    return data.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-
-
 def _numbers(column: pa.Array, kind: str) -> npt.NDArray[np.int64]:
-    return np.frombuffer(_bytes(column), kind).astype(np.int64)
+    return np.frombuffer(joined_values(column), kind).astype(np.int64)
 
 
 def _slices(kind: pa.DataType, lengths: npt.NDArray[np.int64], column: pa.Array) -> pa.Array:
@@ -123,4 +114,6 @@ def _slices(kind: pa.DataType, lengths: npt.NDArray[np.int64], column: pa.Array)
     there = lengths >= 0
     np.cumsum(np.where(there, lengths, 0), out=ends[1:])
     validity = None if there.all() else pa.array(there).buffers()[1]
-    return pa.Array.from_buffers(kind, len(lengths), [validity, pa.py_buffer(ends), _bytes(column)])
+    return pa.Array.from_buffers(
+        kind, len(lengths), [validity, pa.py_buffer(ends), joined_values(column)]
+    )
