@@ -6,6 +6,7 @@
 #   make bench    run the benchmarks, print the table, write bench/results.json and docs/explanation/benchmarks.md (B=name narrows)
 #   make screenshots  the pictures of the Console in docs/images, from a broker with `penstock demo`
 #   make docs     build the docs site into site/; open site/index.html
+#   make spark    install Java and PySpark, for pipelines
 #   make soak     the tests' long forms: more kills, more rounds
 #   make flaky    run tests many times, alone and beside load, and print what failed how often (T=path, RUNS=10)
 #   make lock     compile the pinned requirements again
@@ -20,11 +21,11 @@ PYTEST = $(BIN)/python -m pytest -q --no-header $(if $(T)$(K),,-n $(WORKERS) --d
 SITE   := site
 SHELL  := /bin/bash
 
-.PHONY: run test test-fast check bench screenshots docs soak lock fmt flaky java chromium test-programs clean
+.PHONY: run test test-fast check bench screenshots docs soak lock fmt flaky spark java chromium test-programs clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,11s/^# \{0,1\}//p' Makefile
+	@sed -n '1,12s/^# \{0,1\}//p' Makefile
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -45,6 +46,8 @@ $(VENV)/.dev: requirements/dev.txt pyproject.toml | $(BIN)/uv
 
 run: $(VENV)/.run
 	@exec $(BIN)/penstock serve $(ARGS)
+
+spark: $(VENV)/.dev java
 
 java:
 	@tools/java $(VENV)

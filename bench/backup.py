@@ -31,7 +31,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
 from tests.conftest import fresh_database
 from tests.support import guard
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.cli import CliRunner
 
 MEGABYTES = int(os.environ.get("PENSTOCK_BENCH_BACKUP_MB", "300"))
@@ -75,12 +75,12 @@ class Copies:
         self.topic_url = fresh_database(self.postgres, empty=True)
         self.queue_data, self.topic_data = self.directory / "queues", self.directory / "topics"
         with (
-            BrokerProcess(self.queue_data, database_url=self.queue_url) as broker,
+            ServeProcess(self.queue_data, database_url=self.queue_url) as broker,
             SyncClient(broker.url) as client,
         ):
             client.push("bench", {})
         self.queue_bytes = asyncio.run(self._fill())
-        with BrokerProcess(self.topic_data, database_url=self.topic_url) as broker:
+        with ServeProcess(self.topic_data, database_url=self.topic_url) as broker:
             self.topic_bytes = self._append(broker)
         self.number = 0
 
@@ -95,7 +95,7 @@ class Copies:
         await connection.close()
         return size
 
-    def _append(self, broker: BrokerProcess) -> int:
+    def _append(self, broker: ServeProcess) -> int:
         host, port = broker.tcp
         batch = frames.produce_batch("log", [os.urandom(RECORD) for _ in range(1000)])
         with TopicLink(f"{host}:{port}", 30) as link:

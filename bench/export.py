@@ -43,7 +43,7 @@ from penstock.io.fs import DISK
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 BLOCKS, BLOCK = 300_000, 1024
 SPILL_BLOCKS, SPILL_BLOCK, PUSH = 4000, 64 << 10, 64
@@ -419,7 +419,7 @@ class Outside:
         self.turn = 0
 
     def __enter__(self) -> "Outside":
-        self.broker = BrokerProcess(self.directory).start()
+        self.broker = ServeProcess(self.directory).start()
         self.client = httpx.Client(base_url=self.broker.url, timeout=30)
         record = json.dumps({"id": 1, "pad": "x" * (RECORD - 19)})
         for _ in range(RECORDS // BATCH):

@@ -26,7 +26,7 @@ import asyncpg
 
 from bench.harness import Contest, Figure, percentile
 from bench.queues import PARTITIONS, PAYLOAD, Ground, Rounds, _post
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 DUE = int(os.environ.get("PENSTOCK_BENCH_DUE", "100000"))
 WAITING = int(os.environ.get("PENSTOCK_BENCH_WAITING", "1000000"))
@@ -100,7 +100,7 @@ def _base(ground: MessageGround, stack: ExitStack) -> Iterator[Contest]:
     directory.chmod(0o755)
     url = ground.runner.run(ground.database("base"))
     base = stack.enter_context(
-        BrokerProcess(
+        ServeProcess(
             directory / "base",
             database_url=url,
             env={"PYTHONPATH": f"{BASE}/src", "PYTHONSAFEPATH": "1"},

@@ -31,7 +31,7 @@ from penstock.pipeline.sinks.queue import PushLink
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_COLUMNS, TOPIC_DDL, topic_batch
 from penstock.pipeline.sources.topic import TopicPlan, TopicTask
 from penstock.queues.types import Item
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.postgres import JDBC_DRIVER, TRUST
 from tests.support.topics import Arrays, random_records
 
@@ -142,7 +142,7 @@ class Pipeline(SparkTopic):
     def __init__(self) -> None:
         super().__init__()
         self.directory.chmod(0o755)  # for the broker's PostgreSQL
-        self.broker = BrokerProcess(self.topics)
+        self.broker = ServeProcess(self.topics)
         self.late = 0  # microseconds since 1970: the last tenth came later
         self.append(self._noting_late(random_records(RECORDS, SIZE)))
         self.spark.dataSource.register(RowSource)
@@ -309,7 +309,7 @@ class QueueSetup:
         settings = {"listen_addresses": "127.0.0.1", "port": str(port)}
         self.server = EmbeddedPostgres(self.directory / "postgres", settings, access=TRUST)
         self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-        self.broker = BrokerProcess(self.directory / "data", database_url=self.url)
+        self.broker = ServeProcess(self.directory / "data", database_url=self.url)
         self.spark: Any = None
         self.port = port
         self.runs = 0

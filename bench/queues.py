@@ -30,7 +30,7 @@ import uvloop
 from bench.harness import Contest, Figure, percentile
 from penstock.database.embedded import EmbeddedPostgres
 from tests.support import guard
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 PAYLOAD = b'{"order":12345678,"customer":"c-1024","amount":99.95,"note":"' + b"x" * 60 + b'"}'
 SECONDS = 2.0
@@ -114,7 +114,7 @@ class Ground:
         self.plain_url = self.runner.run(self.database("plain"))
         self.broker_url = self.runner.run(self.database("broker"))
         self.broker = stack.enter_context(
-            BrokerProcess(directory / "data", database_url=self.broker_url)
+            ServeProcess(directory / "data", database_url=self.broker_url)
         )
         self.port = int(self.broker.url.rpartition(":")[2])
         self.number = 0

@@ -31,7 +31,7 @@ from typing import Any
 from bench import queues
 from bench.harness import Figure
 from bench.queues import BATCHED, PLAINLY, Ground, Rounds, _close, rate
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 ROOT = Path(__file__).parent.parent
 Round = Callable[[], Coroutine[Any, Any, float]]
@@ -102,7 +102,7 @@ def compare(reference: str, rounds: int) -> None:
         with tarfile.open(fileobj=BytesIO(archive)) as sources:
             sources.extractall(directory, filter="data")
         ground = Ground(stack)
-        other = BrokerProcess(
+        other = ServeProcess(
             directory / "data",
             database_url=ground.runner.run(ground.database("other")),
             env={"PYTHONPATH": str(directory / "src"), "PYTHONSAFEPATH": "1"},

@@ -27,7 +27,7 @@ import msgspec
 from bench.harness import Figure, percentile
 from bench.queues import PAYLOAD, Caller, Ground, _close, _popped, _post, rate
 from bench.queues_cost import _clocks, _measure, _parent, _used
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 PARTITIONS = 256  # more than consumers: in strict order a partition serves one at a time
 FILL = 30_000
@@ -211,10 +211,10 @@ def at_rest() -> Iterator[Figure]:
     # An installed package is compiled; a checkout may not be allowed to keep what was compiled.
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(directory / "compiled")}
     try:
-        with BrokerProcess(directory / "data", env=compiled):
+        with ServeProcess(directory / "data", env=compiled):
             pass
         began = time.perf_counter()
-        with BrokerProcess(directory / "data", env=compiled) as broker:
+        with ServeProcess(directory / "data", env=compiled) as broker:
             took = time.perf_counter() - began
             ready = next(line for line in broker.log.splitlines() if '"ready in' in line)
             note = "of it " + msgspec.json.decode(ready)["message"]

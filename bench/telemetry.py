@@ -27,7 +27,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from bench.export import sink
 from bench.harness import Contest, Figure
 from penstock.net import HttpClient
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 CONNECTIONS, SECONDS = 16, 2.0
 SPANS = 100  # in a request
@@ -81,7 +81,7 @@ def post(url: str, headers: list[tuple[str, str]]) -> float:
 class Buffer:
     """A broker with a route that takes OTLP, and one that takes plain records; both are paused."""
 
-    def __init__(self, broker: BrokerProcess, backend: str) -> None:
+    def __init__(self, broker: ServeProcess, backend: str) -> None:
         self.url = broker.url
         self._client = httpx.Client(base_url=broker.url, timeout=60)
         base = backend.removesuffix("/in")
@@ -122,7 +122,7 @@ def buffer(backend: str) -> Iterator[Buffer]:
     directory = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     directory.chmod(0o755)
     try:
-        with BrokerProcess(directory) as broker:
+        with ServeProcess(directory) as broker:
             made = Buffer(broker, backend)
             yield made
             made.close()

@@ -26,6 +26,7 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.database.migrate import migrate
 from penstock.queues.schema import SCHEMA
 from tests.support import guard, leftovers, machine, order
+from tests.support.broker import stop_forks
 from tests.support.form import SHORT, SOAK
 from tests.support.spans import Spans
 
@@ -148,6 +149,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     so that there is one of it.
     """
     order.shuffle(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Tests without a group are handed out in this order: one that takes long must not be last.
+        items.sort(key=lambda item: not kinds_of(item.path))
     for item in items:
         assert isinstance(item, pytest.Function)
         if inspect.iscoroutinefunction(item.obj):
@@ -215,6 +219,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     """Fail the run when it has left something behind."""
     result = yield
+    stop_forks()
     left = RUN.leftovers() if RUN else []
     session.config.stash[LEFT] = left
     if left and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):

@@ -37,7 +37,7 @@ def test_an_instrument_is_there_before_its_first_value():
 
 
 def test_several_processes_add_up_and_what_is_no_share_does_not():
-    merged = filled().snapshot([filled().state(), filled().state()])
+    merged = filled().scrape([filled().state(), filled().state()]).samples()
     assert merged['penstock_x_total{kind="a"}'] == 6
     assert merged["penstock_depth"] == 9
     assert merged["penstock_up"] == 1
@@ -46,8 +46,8 @@ def test_several_processes_add_up_and_what_is_no_share_does_not():
 
 def test_reading_a_merged_scrape_changes_no_process_own_numbers():
     metrics = filled()
-    metrics.text([filled().state()])
-    assert metrics.snapshot()["penstock_depth"] == 3
+    metrics.scrape([filled().state()]).text()
+    assert metrics.samples()["penstock_depth"] == 3
 
 
 def test_what_users_name_is_bounded_and_the_rest_is_added_up():
@@ -59,7 +59,7 @@ def test_what_users_name_is_bounded_and_the_rest_is_added_up():
     ages = {(queue,): float(number) for number, queue in enumerate("abcd")}
     metrics.gauge("penstock_age_seconds", "Age", "queue", read=lambda: ages, merge="max")
     metrics.gauge("penstock_kinds", "Kinds", "kind", read=lambda: ages)
-    samples = metrics.snapshot()
+    samples = metrics.samples()
     assert {key: value for key, value in samples.items() if "acked" in key} == {
         'penstock_acked_total{queue="a",status="ok"}': 1,
         'penstock_acked_total{queue="b",status="ok"}': 2,
@@ -69,7 +69,7 @@ def test_what_users_name_is_bounded_and_the_rest_is_added_up():
     assert samples['penstock_age_seconds{queue="(other)"}'] == 3  # ages are not added
     assert len([key for key in samples if "kinds" in key]) == 4  # ours: not bounded
     acked.add(1, "e", "ok")
-    assert metrics.snapshot()['penstock_acked_total{queue="(other)",status="ok"}'] == 8
+    assert metrics.samples()['penstock_acked_total{queue="(other)",status="ok"}'] == 8
     assert acked.value("d", "failed") == 10  # folded where it is shown, not where it is counted
 
 
@@ -91,7 +91,7 @@ def test_values_of_queues_are_bounded_in_memory_and_none_is_lost():
     assert len(counter.current()) == len(histogram.current()) == 101
     assert counter.value("(other)", "completed") == 900
     assert len(fixed.current()) == 1000  # its labels are ours
-    samples = metrics.snapshot()
+    samples = metrics.samples()
     assert sum(v for name, v in samples.items() if name.startswith("c_total")) == 1000
     assert sum(v for name, v in samples.items() if name.startswith("h_count")) == 1000
     assert sum(name.startswith("c_total") for name in samples) == 11

@@ -136,7 +136,6 @@ class Gauge:
         return value if isinstance(value, Mapping) else {(): value}
 
     def replace(self, values: dict[Labels, float]) -> None:
-        """Replace all values."""
         self.values = values
 
     def absorb(self, labels: Labels, value: float) -> None:
@@ -326,24 +325,16 @@ class Metrics:
             merged.absorb(state)
         return merged
 
-    def text(self, others: Iterable["State"] = ()) -> bytes:
-        """Return the Prometheus text format of this process and of `others`."""
-        return self.scrape(others).written()
-
-    def written(self) -> bytes:
-        """Return the Prometheus text format of a scrape."""
+    def text(self) -> bytes:
+        """Return the Prometheus text format."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         return generate_latest(registry)
 
-    def snapshot(self, others: Iterable["State"] = ()) -> dict[str, Any]:
-        """Return every sample as plain JSON: name, or name{label="value"}, to number."""
-        return self.scrape(others).samples()
-
     def samples(self) -> dict[str, Any]:
-        """Return the samples of a scrape by name, as in `snapshot`."""
+        """Return every sample as plain JSON: name, or name{label="value"}, to number."""
         samples: dict[str, Any] = {}
         for family in self.collect():
             for sample in family.samples:

@@ -8,13 +8,14 @@ and otherwise raises `Conflict`. In a directory, a lock file makes that operatio
 """
 
 import fcntl
+import heapq
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -119,12 +120,20 @@ class ObjectStore:
     def names(self) -> set[str]:
         return {item.name for item in self.list()}
 
-    def list(self, prefix: str | None = None) -> Iterator[ObjectInfo]:
+    def list(self, prefix: str | None = None, after: str | None = None) -> Iterator[ObjectInfo]:
+        """Yield the files whose names begin with a prefix and sort behind `after`."""
         with self._explained("list", prefix or ""):
-            for page in self._obstore.list(self._store, prefix):
+            for page in self._obstore.list(self._store, prefix, offset=after):
                 for item in page:
                     if item["path"] != LOCK:
                         yield ObjectInfo(item["path"], item["size"], item["last_modified"])
+
+    def list_first(self, prefix: str, after: str, most: int) -> Sequence[ObjectInfo]:
+        """Return the first files behind `after`, by name."""
+        listed = self.list(prefix, after)
+        if self.directory is not None:  # in any order, which in an object store is that of names
+            return heapq.nsmallest(most, listed)
+        return list(islice(listed, most))
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the content in parts."""

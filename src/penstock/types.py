@@ -1,19 +1,16 @@
-"""The types that the client returns, for annotations: `from penstock.types import PushResult`.
+"""The types that the client returns, for annotations: `from penstock.types import Pushed`.
 
 Programs catch errors from `penstock.errors`, and construct classes from `penstock` itself.
 """
 
 from penstock.client.admin import AdminClient, DeadLetterFilter
 from penstock.client.buffer import BufferOptions
+from penstock.client.client import QueueSettings
 from penstock.client.consumer import ConsumerOptions
-from penstock.client.items import PushOptions
+from penstock.client.items import MessageOptions, PushOptions, TakeOptions
 from penstock.client.messages import AckStatus, Received
 from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
-from penstock.client.results import (
-    QueueSettings,
-    TransactionStep,
-)
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.sync import (
@@ -27,6 +24,7 @@ from penstock.client.sync import (
     SyncTransaction,
 )
 from penstock.client.topic import TopicGroup
+from penstock.client.transactions import TransactionStep
 from penstock.contract.broker import BrokerStatus
 from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters
@@ -52,6 +50,7 @@ __all__ = [
     "Delivery",
     "Group",
     "GroupPosition",
+    "MessageOptions",
     "ProducerOptions",
     "PushOptions",
     "Pushed",
@@ -80,6 +79,7 @@ __all__ = [
     "SyncSchedules",
     "SyncTopicGroup",
     "SyncTransaction",
+    "TakeOptions",
     "TopicGroup",
     "TransactionStep",
 ]

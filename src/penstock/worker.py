@@ -171,7 +171,7 @@ def client_of(target: str) -> Client | SyncClient:
         if error.name is None or not module_name.startswith(error.name):
             raise  # an import in the user's module failed: the traceback shows where
         raise InvalidRequest(
-            f"there is no module {error.name!r} here: run this where it is, or pass --directory"
+            f"module {error.name!r} was not found: run this in its directory, or pass --directory"
         ) from None
     finally:
         pushed, queues.watched_pushes = queues.watched_pushes, None

@@ -7,15 +7,24 @@ import pytest
 
 from penstock.buffer.files import parse
 from penstock.errors import InvalidRequest, StorageFailed, StorageFull, Unavailable
+from penstock.io.fs import DISK
 from penstock.queues.types import Item
-from tests.support.buffers import Store, buffering, items, names
+from tests.support.buffers import (
+    Store,
+    buffering,
+    items,
+    kill,
+    killable,
+    names,
+    over_store,
+    replayed,
+)
 from tests.support.faults import FaultyFs
 from tests.support.wait import eventually
 
 
 async def test_while_the_database_is_up_a_push_goes_straight_to_it(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (_, buffer):
         [result] = await buffer.push(items(1))
         assert result.status == "queued"
         assert names(tmp_path) == []
@@ -24,8 +33,7 @@ async def test_while_the_database_is_up_a_push_goes_straight_to_it(tmp_path):
 async def test_while_it_is_down_a_push_is_on_disk_before_the_answer_and_delivered_when_it_is_back(
     tmp_path,
 ):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         store.go(False)
         [result] = await buffer.push([Item("q", b'{"n":1}', "p", "tx")])
         assert (result.status, result.transaction_id) == ("buffered", "tx")
@@ -33,17 +41,16 @@ async def test_while_it_is_down_a_push_is_on_disk_before_the_answer_and_delivere
         assert name.startswith("failover_")
         assert name.endswith(".buf.tmp")
         assert json.loads((tmp_path / name).read_bytes())["payload"] == {"n": 1}
-        assert buffer.report().pending == 1
+        assert buffer.status.report().pending == 1
         store.go(True)
         await eventually(lambda: store.payloads("q", "p") == [b'{"n":1}'])
         await eventually(lambda: names(tmp_path) == [])
-        assert buffer.report().pending == 0
+        assert buffer.status.report().pending == 0
         assert (await buffer.push(items(2)))[0].status == "queued"
 
 
 async def test_a_buffer_that_is_off_answers_no_push_before_the_database_has_it(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store, enabled=False) as buffer:
+    async with over_store(tmp_path, enabled=False) as (store, buffer):
         assert not buffer.accepts()
         [result] = await buffer.push(items(1), buffer_ms=1000)  # QoS 0
         assert (result.status, store.payloads()) == ("queued", [b"1"])
@@ -57,7 +64,7 @@ async def test_a_buffer_that_is_off_answers_no_push_before_the_database_has_it(t
         store.go(True)
         assert (await buffer.push(items(4)))[0].status == "queued"
         assert names(tmp_path) == []
-        assert buffer.report().pending == 0
+        assert buffer.status.report().pending == 0
     async with buffering(tmp_path / "on", store) as buffer:
         assert buffer.accepts()
     async with buffering(tmp_path / "full", store, max_bytes=0) as buffer:
@@ -67,13 +74,12 @@ async def test_a_buffer_that_is_off_answers_no_push_before_the_database_has_it(t
 async def test_every_event_has_a_transaction_id_and_a_push_with_unknown_outcome_is_stored_once(
     tmp_path,
 ):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         store.lost_answers = 1
         [result] = await buffer.push(items("1"))
         assert result.status == "buffered"
         assert result.transaction_id
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         assert store.payloads() == [b"1"]
 
 
@@ -104,8 +110,7 @@ async def test_files_are_complete_at_events_per_file_and_sorted_by_time(tmp_path
 
 
 async def test_new_pushes_go_behind_the_backlog_of_their_partition_and_only_of_theirs(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         store.go(False)
         await buffer.push(items(*range(1000), partition="a"))
         reached, go_on = asyncio.Event(), asyncio.Event()
@@ -121,14 +126,13 @@ async def test_new_pushes_go_behind_the_backlog_of_their_partition_and_only_of_t
         assert (await buffer.push(items(0, partition="b")))[0].status == "queued"
         assert (await buffer.push(items(1000, partition="a")))[0].status == "buffered"
         go_on.set()
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         assert (await buffer.push(items(1001, partition="a")))[0].status == "queued"
         assert store.payloads("q", "a") == [str(n).encode() for n in range(1002)]
 
 
 async def test_behind_the_last_few_events_a_push_waits_and_then_goes_to_the_database(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         store.go(False)
         await buffer.push(items(0))
         reached, go_on = asyncio.Event(), asyncio.Event()
@@ -149,8 +153,7 @@ async def test_behind_the_last_few_events_a_push_waits_and_then_goes_to_the_data
 
 
 async def test_a_push_in_flight_when_the_database_goes_down_stays_ahead_of_later_ones(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         stuck = asyncio.Event()
 
         async def hang(pushed):
@@ -206,7 +209,7 @@ async def test_one_poison_event_is_set_aside_with_its_reason_and_the_rest_arrive
         assert json.loads((tmp_path / "failed" / name).read_bytes())["payload"] == 777
         [reason] = (tmp_path / "failed" / f"{name}.error").read_text().splitlines()
         assert json.loads(reason)["error"] == "the database refused the data of this request"
-        assert buffer.report().failed == 1
+        assert buffer.status.report().failed == 1
 
 
 async def test_failed_events_are_tried_again_after_the_retry_interval(tmp_path):
@@ -249,8 +252,7 @@ async def test_recovery_is_done_before_start_returns_failover_first_then_qos0(tm
     file("failover_019a0c11-0001-7000-8000-0000aaaaaaaa.buf", 1, 2)
     file("failover_019a0c11-7fe8.buf", 5, 6)
 
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         assert store.payloads() == [b"1", b"2", b"3", b"4", b"5", b"6", b"7"]
         assert buffer.status.pending == 0
         assert names(tmp_path) == []
@@ -260,12 +262,11 @@ async def test_recovery_is_done_before_start_returns_failover_first_then_qos0(tm
 async def test_with_the_database_down_at_start_it_serves_at_once_and_new_pushes_go_behind_the_old(
     tmp_path,
 ):
-    store = Store(healthy=False)
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path, healthy=False) as (store, buffer):
         await buffer.push(items(1, 2))
     assert [parse(name).active for name in names(tmp_path)] == [False]
     async with buffering(tmp_path, store) as buffer:
-        assert buffer.report().pending == 2
+        assert buffer.status.report().pending == 2
         await buffer.push(items(3))
         store.go(True)
         await eventually(lambda: store.payloads() == [b"1", b"2", b"3"])
@@ -290,12 +291,11 @@ async def test_a_torn_last_line_and_damaged_lines_are_set_aside_and_the_rest_is_
         (good[0] + good[1]).encode() + b"\0\0\0garbage\n" + good[2].encode() + b'{"queue":"q","pay'
     )
 
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         assert store.payloads() == [b"0", b"1", b"2"]
         assert (tmp_path / "quarantine" / f"{name}.torn").read_bytes() == b'{"queue":"q","pay'
         assert (tmp_path / "quarantine" / f"{name}.bad").read_bytes() == b"\0\0\0garbage\n"
-        assert buffer.report().quarantined == 2
+        assert buffer.status.report().quarantined == 2
 
 
 async def test_a_damaged_line_in_failed_is_set_aside_too(tmp_path):
@@ -307,8 +307,7 @@ async def test_a_damaged_line_in_failed_is_set_aside_too(tmp_path):
     )
     (tmp_path / "failed" / f"{name}.error").write_text('{"line":1,"error":"the queue is full"}\n')
 
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         await eventually(lambda: buffer.failed.events == 0)
         assert store.payloads() == [b"1", b"2"]
         assert (tmp_path / "quarantine" / f"failed_{name}.bad").read_bytes() == b"\xff\xff\n"
@@ -317,8 +316,7 @@ async def test_a_damaged_line_in_failed_is_set_aside_too(tmp_path):
 
 
 async def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_gone(tmp_path):
-    store = Store(healthy=False)
-    async with buffering(tmp_path, store, max_bytes=1000) as buffer:
+    async with over_store(tmp_path, healthy=False, max_bytes=1000) as (store, buffer):
         await buffer.push(items(f'"{"x" * 600}"'))
         size = buffer.status.bytes
         buffer.journal._complete()  # as in the pool, before the event loop hears of it
@@ -330,7 +328,7 @@ async def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_go
         store.go(False)
         await buffer.push(items(f'"{"z" * 600}"'))
         store.go(True)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         assert [payload[1:2] for payload in store.payloads()] == [b"x", b"z"]
 
 
@@ -339,37 +337,29 @@ async def test_two_brokers_share_a_directory_and_the_survivor_adopts_the_dead_on
 ):
     monkeypatch.setattr("penstock.buffer.buffer.ADOPT_SECONDS", 0.2)
 
-    store = Store(healthy=False)
-    async with buffering(tmp_path, store) as survivor:
-        dead = buffering(tmp_path, store)
-        buffer = await dead.__aenter__()
-        await buffer.push(items(1, 2, partition="dead"))
+    async with over_store(tmp_path, healthy=False) as (store, survivor):
+        dead = await killable(tmp_path, store, DISK)
+        await dead.push(items(1, 2, partition="dead"))
         await survivor.push(items(3, partition="own"))
         assert survivor.status.pending == 1  # it leaves the other's files alone
-        assert {parse(name).tag for name in names(tmp_path)} == {
-            lock.tag for b in (buffer, survivor) for lock in b._ownership._locks.values()
-        }
-        # What kill -9 does: the kernel drops the locks, nothing else happens.
-        for task in (buffer._worker,):
-            task.cancel()
-        for lock in buffer._ownership._locks.values():
-            lock.release(remove=False)
+        assert len({parse(name).tag for name in names(tmp_path)}) == 2
+        await kill(dead)
         await eventually(lambda: survivor.status.pending == 3)
         store.go(True)
         await eventually(lambda: store.payloads("q", "dead") == [b"1", b"2"])
         await eventually(lambda: names(tmp_path) == [])
         assert store.payloads("q", "own") == [b"3"]
-        buffer.journal._active = None
-        await dead.__aexit__(None, None, None)
 
 
 async def test_the_replay_rate_is_kept(tmp_path):
-    store = Store(healthy=False)
-    async with buffering(tmp_path, store, replay_rate=1000, max_batch=5) as buffer:
+    async with over_store(tmp_path, healthy=False, replay_rate=1000, max_batch=5) as (
+        store,
+        buffer,
+    ):
         await buffer.push(items(*range(300)))
         began = asyncio.get_running_loop().time()
         store.go(True)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         assert asyncio.get_running_loop().time() - began > 0.25
 
 
@@ -389,6 +379,6 @@ async def test_a_file_that_cannot_be_read_is_set_aside_and_the_next_ones_are_rep
         fs.open = refusing
         store.go(True)
         await eventually(lambda: store.payloads("q", "good") == [b"2"])
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         assert [path.name for path in fs.files if path.parent.name == "quarantine"] == [bad.name]
-        assert buffer.report().quarantined == 1
+        assert buffer.status.report().quarantined == 1

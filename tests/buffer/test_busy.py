@@ -9,7 +9,16 @@ import pytest
 from penstock.buffer.maintenance import READ
 from penstock.errors import Busy, InvalidRequest, MissingKey, Unavailable
 from penstock.queues.types import Item, PopRequest
-from tests.support.buffers import Store, buffering, delivered, items, names, real
+from tests.support.buffers import (
+    Store,
+    buffering,
+    delivered,
+    items,
+    names,
+    over_store,
+    real,
+    replayed,
+)
 from tests.support.wait import eventually
 
 
@@ -120,7 +129,7 @@ async def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(data
         lines = b"".join(path.read_bytes() for path in buffer.directory.glob("*.buf"))
         assert SECRET.encode() not in lines
         await buffer.maintenance.switch(push=False)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         _, [pushed] = await buffer.push_lines(lines)
         assert pushed.status == "duplicate"
         await queues.database.fetch("DELETE FROM messages")
@@ -155,7 +164,7 @@ async def test_a_database_without_room_is_waited_for_and_order_is_kept(tmp_path,
         await eventually(lambda: tries > 8)  # it goes on trying, and blames no event
         assert buffer.failed.events == 0
         store.before = None
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         assert (await buffer.push(items(6)))[0].status == "queued"
         assert store.payloads() == [b"%d" % n for n in range(7)]
 
@@ -189,8 +198,7 @@ async def test_a_qos0_push_that_waited_while_the_database_went_down_goes_behind_
 
 
 async def test_a_transactions_pushes_do_not_overtake_what_is_buffered(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         await buffer.push(items(1), buffer_ms=60_000)
         await buffer.wait_until_drained(items(2))
         assert store.payloads() == [b"1"]  # it was committed first
@@ -211,8 +219,7 @@ async def test_a_transactions_pushes_do_not_overtake_what_is_buffered(tmp_path):
 
 @pytest.mark.parametrize("milliseconds", [0, 10**18, 10**400])
 async def test_however_long_a_push_may_wait_it_is_answered_and_stored(tmp_path, milliseconds):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         [result] = await buffer.push([Item("q", b"1")], buffer_ms=milliseconds, buffer_max=10**400)
         assert result.status == "buffered"
         await buffer.qos0.flush()

@@ -12,26 +12,48 @@ from penstock.buffer.events import decode, decode_all, encode
 from penstock.errors import InvalidRequest
 from penstock.queues.types import Item
 
+TRACE = "0198c5a0-0000-7000-8000-000000000001"
+HEAD = b'{"queue":"q","partition":"p","payload":%b,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
+LINES = {
+    "the seed's fields and a checksum": (
+        Item("orders", b'{"id":1}', "customer-123", "tx-1", TRACE),
+        (
+            b'{"queue":"orders","partition":"customer-123","payload":{"id":1},"transaction_id":"tx-1",'
+            b'"trace_id":"0198c5a0-0000-7000-8000-000000000001","namespace":"","task":"","crc32c":"4062ca32"}'
+        ),
+    ),
+    "an authenticated producer": (
+        Item("q", b"1", "p", "t", None, "alice"),
+        HEAD % b"1" + b'"producer":"alice","crc32c":"598b9291"}',
+    ),
+    "a sealed payload, in base64 beside the id of its key": (
+        Item("q", b"\x00\x01\xff", "p", "t", key_id="k1"),
+        HEAD % b'"AAH/"' + b'"sealed":"k1","crc32c":"e1d89a2c"}',
+    ),
+    "headers": (
+        Item("q", b"1", "p", "t", headers=b'{"tenant":"a"}'),
+        HEAD % b"1" + b'"headers":{"tenant":"a"},"crc32c":"d27f9c15"}',
+    ),
+    "a message for later": (
+        Item("q", b"1", "p", "t", due=datetime(2026, 1, 31, 12, 0, 0, 250000, UTC)),
+        HEAD % b"1" + b'"deliver_at":"2026-01-31T12:00:00.250000Z","crc32c":"43cc17e4"}',
+    ),
+    "no order": (
+        Item("q", b"1", "Default", "t", ordering="none"),
+        HEAD.replace(b'"p"', b'"Default"') % b"1" + b'"unordered":true,"crc32c":"7d8ebb0f"}',
+    ),
+}
 
-def test_an_event_is_the_seeds_line_and_its_checksum_byte_for_byte():
-    item = Item(
-        "orders", b'{"id":1}', "customer-123", "tx-1", "0198c5a0-0000-7000-8000-000000000001"
-    )
-    line = (
-        b'{"queue":"orders","partition":"customer-123","payload":{"id":1},"transaction_id":"tx-1",'
-        b'"trace_id":"0198c5a0-0000-7000-8000-000000000001","namespace":"","task":"","crc32c":"4062ca32"}\n'
-    )
-    assert encode([item]) == [line]
+
+@pytest.mark.parametrize(("item", "line"), LINES.values(), ids=LINES)
+def test_an_event_is_a_line_byte_for_byte(item: Item, line: bytes):
+    assert encode([item]) == [line + b"\n"]
+    assert decode(line + b"\n") == item
 
 
-def test_an_authenticated_producer_is_kept():
-    item = Item("q", b"1", "p", "t", None, "alice")
-    line = (
-        b'{"queue":"q","partition":"p","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
-        b'"producer":"alice","crc32c":"598b9291"}\n'
-    )
-    assert encode([item]) == [line]
-    assert decode(encode([item])[0]) == item
+def test_sealed_headers_are_read_back():
+    sealed = Item("q", b"\x00\x01\xff", "p", "t", key_id="k1", headers=b"\xff\x00")
+    assert decode(encode([sealed])[0]) == sealed
 
 
 def test_the_seeds_own_lines_are_read():
@@ -41,16 +63,6 @@ def test_the_seeds_own_lines_are_read():
     )
     # a trace id is a UUID; one that is not must not keep the message from its queue
     assert decode(line) == Item("orders", b'{"id":1}', "customer-123", "tx-1", None)
-
-
-def test_a_sealed_payload_is_base64_beside_the_id_of_its_key():
-    item = Item("q", b"\x00\x01\xff", "p", "t", key_id="k1")
-    line = (
-        b'{"queue":"q","partition":"p","payload":"AAH/","transaction_id":"t","trace_id":"","namespace":"","task":"",'
-        b'"sealed":"k1","crc32c":"e1d89a2c"}\n'
-    )
-    assert encode([item]) == [line]
-    assert decode(line) == item
 
 
 def test_a_line_with_any_bit_flipped_is_no_event_or_the_same_event():
@@ -130,39 +142,7 @@ def test_what_is_written_is_read_back(rows):
         assert msgspec.json.decode(back.payload) == msgspec.json.decode(item.payload)
 
 
-def test_headers_are_a_field_of_their_own_where_there_are_any():
-    item = Item("q", b"1", "p", "t", headers=b'{"tenant":"a"}')
-    line = (
-        b'{"queue":"q","partition":"p","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
-        b'"headers":{"tenant":"a"},"crc32c":"d27f9c15"}\n'
-    )
-    assert encode([item]) == [line]
-    assert decode(line) == item
-    sealed = Item("q", b"\x00\x01\xff", "p", "t", key_id="k1", headers=b"\xff\x00")
-    assert decode(encode([sealed])[0]) == sealed
-
-
 def test_headers_that_are_no_map_of_strings_make_a_line_no_event():
     line = b'{"queue":"q","transaction_id":"t","payload":1,"headers":{"a":1}}'
     with pytest.raises(msgspec.DecodeError):
         decode(line)
-
-
-def test_a_message_for_later_has_the_moment_it_is_due():
-    item = Item("q", b"1", "p", "t", due=datetime(2026, 1, 31, 12, 0, 0, 250000, UTC))
-    line = (
-        b'{"queue":"q","partition":"p","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
-        b'"deliver_at":"2026-01-31T12:00:00.250000Z","crc32c":"43cc17e4"}\n'
-    )
-    assert encode([item]) == [line]
-    assert decode(line) == item
-
-
-def test_a_push_that_asks_for_no_order_keeps_that_in_the_file():
-    item = Item("q", b"1", "Default", "t", ordering="none")
-    line = (
-        b'{"queue":"q","partition":"Default","payload":1,"transaction_id":"t","trace_id":"","namespace":"","task":"",'
-        b'"unordered":true,"crc32c":"7d8ebb0f"}\n'
-    )
-    assert encode([item]) == [line]
-    assert decode(line) == item

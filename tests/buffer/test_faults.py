@@ -223,7 +223,7 @@ async def test_a_bug_in_the_worker_does_not_end_replay_and_is_counted(tmp_path, 
         store.before = fail
         store.go(True)
         await eventually(lambda: store.payloads() == [b"1", b"2"])
-        await eventually(lambda: buffer.report().pending == 0)
+        await eventually(lambda: buffer.status.report().pending == 0)
     assert metrics.background_restarts.value("buffer replay") == 2
     failures_logged = [record.exc_info for record in caplog.records if record.exc_info]
     assert [repr(info[1]) for info in failures_logged] == ["RuntimeError('a bug')"] * 2

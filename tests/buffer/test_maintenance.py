@@ -4,13 +4,12 @@ import asyncio
 import logging
 
 from penstock.buffer.maintenance import Modes
-from tests.support.buffers import Store, buffering, items, names
+from tests.support.buffers import Store, buffering, items, names, over_store
 from tests.support.wait import eventually
 
 
 async def test_pushes_stay_on_disk_until_it_is_switched_off_and_keep_their_order(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         await buffer.push(items(0))
         await buffer.push(items(1), buffer_ms=60_000)
         await buffer.maintenance.switch(push=True)
@@ -47,8 +46,7 @@ async def test_every_broker_on_the_database_follows(tmp_path):
 
 
 async def test_it_is_remembered_when_a_broker_starts_without_the_database(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         await buffer.maintenance.switch(push=True, pop=True)
     store.go(False)
     async with buffering(tmp_path, store) as buffer:

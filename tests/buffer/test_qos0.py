@@ -4,7 +4,7 @@ import asyncio
 import errno
 
 from penstock.buffer.files import parse
-from tests.support.buffers import Store, buffering, items, names
+from tests.support.buffers import Store, buffering, items, names, over_store
 from tests.support.faults import FaultyFs
 from tests.support.wait import eventually
 
@@ -12,8 +12,7 @@ from tests.support.wait import eventually
 async def test_a_qos0_push_is_in_the_file_before_the_answer_and_in_the_database_soon_after(
     tmp_path,
 ):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         [result] = await buffer.push(items(1), buffer_ms=50)
         assert result.status == "buffered"
         [name] = names(tmp_path)
@@ -25,8 +24,7 @@ async def test_a_qos0_push_is_in_the_file_before_the_answer_and_in_the_database_
 
 
 async def test_many_single_pushes_become_few_calls(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         for n in range(1000):
             await buffer.push(items(n), buffer_ms=1000, buffer_max=100)
         await buffer.qos0.flush()
@@ -35,8 +33,7 @@ async def test_many_single_pushes_become_few_calls(tmp_path):
 
 
 async def test_it_is_flushed_when_the_smallest_buffer_max_is_reached(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         for n in range(9):
             await buffer.push(items(n), buffer_ms=60_000, buffer_max=10)
         await asyncio.sleep(0.05)
@@ -46,16 +43,14 @@ async def test_it_is_flushed_when_the_smallest_buffer_max_is_reached(tmp_path):
 
 
 async def test_it_is_flushed_when_the_shortest_buffer_ms_is_over(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         await buffer.push(items(1), buffer_ms=60_000)
         await buffer.push(items(2), buffer_ms=20)
         await eventually(lambda: store.payloads() == [b"1", b"2"])
 
 
 async def test_a_plain_push_to_the_same_partition_goes_behind_what_waits(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         await buffer.push(items(1), buffer_ms=60_000)
         assert (await buffer.push(items(9, partition="other")))[0].status == "queued"
         assert store.payloads() == []
@@ -64,8 +59,7 @@ async def test_a_plain_push_to_the_same_partition_goes_behind_what_waits(tmp_pat
 
 
 async def test_when_the_database_goes_down_what_waits_moves_to_the_failover_file_in_order(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         await buffer.push(items(1), buffer_ms=60_000)
         store.go(False)
         await buffer.push(items(2))
@@ -76,8 +70,7 @@ async def test_when_the_database_goes_down_what_waits_moves_to_the_failover_file
 
 
 async def test_a_batch_cut_off_in_the_middle_is_stored_once_and_stays_ahead(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store, max_batch=1) as buffer:
+    async with over_store(tmp_path, max_batch=1) as (store, buffer):
         for n in range(25):
             await buffer.push(items(n), buffer_ms=60_000, buffer_max=1000)
         calls = 0
@@ -107,7 +100,7 @@ async def test_poison_among_qos0_events_is_set_aside_alone(tmp_path):
             await buffer.push(items(n), buffer_ms=60_000)
         await buffer.qos0.flush()
         assert store.payloads() == [str(n).encode() for n in range(10) if n != 5]
-        assert buffer.report().failed == 1
+        assert buffer.status.report().failed == 1
         assert len(names(tmp_path / "failed")) == 2
 
 
@@ -157,8 +150,7 @@ async def test_what_waits_long_is_synced_after_flush_interval(tmp_path):
 
 
 async def test_a_batch_whose_answer_was_lost_is_stored_once(tmp_path):
-    store = Store()
-    async with buffering(tmp_path, store) as buffer:
+    async with over_store(tmp_path) as (store, buffer):
         for n in range(5):
             await buffer.push(items(n), buffer_ms=60_000)
         store.lost_answers = 2

@@ -79,7 +79,7 @@ async def test_a_directory_of_queen_is_replayed_whole_and_in_its_order(tmp_path,
     store = Store()
     async with buffering(tmp_path, store) as buffer:
         assert stored(store) == list(range(1, 10))
-        assert buffer.report().quarantined == buffer.report().failed == 0
+        assert buffer.status.report().quarantined == buffer.status.report().failed == 0
         await eventually(lambda: names(tmp_path) == names(tmp_path / "failed") == [])
     assert "Recovery: 9 of 9 events stored" in caplog.text
     assert "cut short" not in caplog.text
@@ -146,7 +146,7 @@ async def test_what_is_left_is_logged_instead_of_complete(tmp_path, caplog):
     store.poison = lambda item: b"2" in item.payload
     async with buffering(tmp_path, store) as buffer:
         assert stored(store) == [1]
-        assert buffer.report().failed == buffer.report().quarantined == 1
+        assert buffer.status.report().failed == buffer.status.report().quarantined == 1
     assert "replay complete" not in caplog.text
     assert f"replay of {name} incomplete: 1 events in failed/, 1 unreadable" in caplog.text
     assert "Recovery: 1 of 3 events stored" in caplog.text

@@ -135,19 +135,23 @@ def test_what_a_worker_cannot_understand_becomes_a_dead_letter(
 ) -> None:
     app = shop.app()
     worker = shop.worker("solo")
-    app.send_task("tests.celery.shop.unknown", ["x"])  # an unknown task
-    item = {"queue": shop.queue, "payload": {"not": "a message"}}
-    api.post("/api/v1/push", json={"items": [item]}).raise_for_status()
+    app.send_task("tests.celery.shop.unknown", ["x"])
     body = {"body": "{", "content-type": "application/json", "content-encoding": "utf-8"}
-    item = {"queue": shop.queue, "payload": body | {"headers": {}, "properties": {}}}
-    api.post("/api/v1/push", json={"items": [item]}).raise_for_status()
-    broken = {"properties": {"body_encoding": "base64"}, "headers": {}, "body": "*"}
-    item = {"queue": shop.queue, "payload": body | broken}
-    api.post("/api/v1/push", json={"items": [item]}).raise_for_status()
-    until(lambda: len(dead_letters(api, shop.queue)) == 4, 60, worker.log)
+    empty = {"headers": {}, "properties": {}}
+    payloads = [
+        {"not": "a message"},
+        body | empty,
+        body | empty | {"body": "*", "properties": {"body_encoding": "base64"}},
+        body | empty | {"headers": {"compression": "application/x-gzip"}},
+        {"__type__": "of no decoder", "__value__": 1},
+        {"__type__": "datetime", "__value__": "someday"},
+    ]
+    items = [{"queue": shop.queue, "payload": payload} for payload in payloads]
+    api.post("/api/v1/push", json={"items": items}).raise_for_status()
+    shop.send(app, "note", "after")  # the worker continues
+    shop.wait_for_ends({"after"})
+    until(lambda: len(dead_letters(api, shop.queue)) == 1 + len(payloads), 60, worker.log)
     reasons = " ".join(sorted(dead_letters(api, shop.queue)))
     for reason in ("rejected", "not a message of kombu", "cannot be decoded"):
         assert reason in reasons
     assert "Received unregistered task" in worker.log
-    shop.send(app, "note", "after")  # the worker continues
-    shop.wait_for_ends({"after"})

@@ -5,7 +5,6 @@ no client error.
 import asyncio
 import json
 import os
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,18 @@ import pytest
 
 from penstock.errors import StorageFull, Unavailable
 from penstock.queues.types import PopRequest
-from tests.support.buffers import Producers, crash, delivered, freeze, items, names, real, thaw
+from tests.support.buffers import (
+    Producers,
+    crash,
+    delivered,
+    freeze,
+    items,
+    names,
+    real,
+    replayed,
+    thaw,
+)
+from tests.support.disk import small_disk
 from tests.support.form import SOAK
 from tests.support.wait import Stopwatch, eventually
 
@@ -52,7 +62,7 @@ async def outage(buffer, queues, take_down, bring_back, *, enough=300) -> Produc
     queued = producers.statuses["queued"]
     await eventually(lambda: producers.statuses["queued"] > queued + enough)
     await producers.finish()
-    await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+    await replayed(buffer)
     producers.check(await delivered(queues, "orders"))
     assert producers.errors == []
     assert producers.statuses["buffered"] >= enough * 3
@@ -135,14 +145,7 @@ async def test_a_database_that_comes_and_goes_gets_everything_once_and_in_order(
             thaw(frozen)
             frozen.clear()
         await producers.finish()
-        await eventually(
-            lambda: (
-                queues.database.healthy
-                and buffer.status.pending == 0
-                and not buffer.backlog.held_partitions
-            ),
-            timeout=30,
-        )
+        await replayed(buffer, queues.database)
         producers.check(await delivered(queues, "orders"))
         assert producers.errors == []
 
@@ -157,7 +160,7 @@ async def test_connections_killed_under_load_cost_nothing(server, url, scratch):
                 "AND application_name = 'penstock'"
             )
         await producers.finish()
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         producers.check(await delivered(queues, "orders"))
         assert producers.errors == []
 
@@ -171,13 +174,7 @@ async def test_pops_and_acks_say_unavailable_while_it_is_down_and_work_again_aft
         with pytest.raises(Unavailable):
             await queues.pop(PopRequest(queue="q"))
         await asyncio.to_thread(server.start)
-        await eventually(
-            lambda: (
-                queues.database.healthy
-                and buffer.status.pending == 0
-                and not buffer.backlog.held_partitions
-            )
-        )
+        await replayed(buffer, queues.database)
         assert [m.payload for m in (await queues.pop(PopRequest(queue="q"))).messages] == [b"1"]
 
 
@@ -194,7 +191,7 @@ async def test_a_poison_event_among_ten_thousand_is_alone_in_failed_with_its_rea
             await buffer.push(items(*range(start, start + 500)))
         await asyncio.to_thread(server.start)
         await eventually(lambda: buffer.failed.events == 1)
-        await eventually(lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions)
+        await replayed(buffer)
         got = await delivered(queues, "q")
         assert [int(payload) for payload in got["Default"]] == [
             n for n in range(10_000) if n != 7777
@@ -221,22 +218,12 @@ async def test_ten_thousand_events_are_recovered_at_start_within_two_seconds(ser
     assert took < 2.0
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0,
-    reason="needs root, to mount a small disk; tests/buffer covers it on a double",
-)
 async def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(
     server, url, scratch
 ):
-    disk = scratch / "buffers"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-
-    try:
-        async with watched(url, scratch, free_space_reserve=64 << 10, events_per_file=100) as (
-            buffer,
-            queues,
-        ):
+    settings = {"free_space_reserve": 64 << 10, "events_per_file": 100}
+    with small_disk(scratch / "buffers", "1m") as disk:
+        async with watched(url, scratch, **settings) as (buffer, queues):
             await asyncio.to_thread(server.stop)
             accepted, refused = [], []
             for n in range(600):
@@ -248,19 +235,13 @@ async def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(
             assert all("full" in text for text in refused)
             assert refused
             assert len(accepted) > 300
-            assert buffer.report().failover.bytes < 1 << 20
+            assert buffer.status.report().failover.bytes < 1 << 20
             await asyncio.to_thread(server.start)
-            await eventually(
-                lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions
-            )
+            await replayed(buffer)
             got = await delivered(queues, "q")
             assert [int(payload[-7:-1]) for payload in got["Default"]] == accepted
             await eventually(lambda: names(disk) == [])
             await asyncio.to_thread(server.stop)
             assert (await buffer.push(items(1)))[0].status == "buffered"  # room again, without help
             await asyncio.to_thread(server.start)
-            await eventually(
-                lambda: buffer.status.pending == 0 and not buffer.backlog.held_partitions
-            )
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+            await replayed(buffer)

@@ -3,7 +3,6 @@ stay. What it holds in the database must not hold up others for long, and it mus
 """
 
 import asyncio
-import shutil
 import signal
 import subprocess
 import sys
@@ -118,24 +117,20 @@ BLOCKED = """SELECT count(*) FROM pg_stat_activity
 def test_what_a_frozen_broker_takes_no_answer_of_comes_to_an_end() -> None:
     """Over TCP, as brokers on other machines are. The limit of a statement does not count while the
     server waits for its client."""
-    server = Postgres("alone")
-    server.create()
-    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
-    reader = subprocess.Popen([sys.executable, "-c", READER, url])
+    with Postgres("alone") as server:
+        reader = subprocess.Popen([sys.executable, "-c", READER, server.url])
 
-    def frozen_while_it_reads() -> bool:
-        reader.send_signal(signal.SIGSTOP)
-        if server.sql(BLOCKED):
-            return True
-        reader.send_signal(signal.SIGCONT)
-        assert reader.poll() is None
-        return False
+        def frozen_while_it_reads() -> bool:
+            reader.send_signal(signal.SIGSTOP)
+            if server.sql(BLOCKED):
+                return True
+            reader.send_signal(signal.SIGCONT)
+            assert reader.poll() is None
+            return False
 
-    try:
-        until(frozen_while_it_reads, 120)
-        until(lambda: not server.sql(BLOCKED), 120)
-    finally:
-        reader.kill()
-        reader.wait()
-        server.kill()
-        shutil.rmtree(server.directory)
+        try:
+            until(frozen_while_it_reads, 120)
+            until(lambda: not server.sql(BLOCKED), 120)
+        finally:
+            reader.kill()
+            reader.wait()

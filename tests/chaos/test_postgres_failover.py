@@ -35,12 +35,8 @@ SETTINGS = {"buffer__free_space_reserve": 0, "database__acquire_timeout": 2}
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Pair]:
-    pair = Pair()
-    try:
-        pair.create()
+    with Pair() as pair:
         yield pair
-    finally:
-        pair.remove()
 
 
 @pytest.fixture

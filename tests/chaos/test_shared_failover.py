@@ -21,12 +21,8 @@ SECONDS = 120.0
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    servers = Pair()
-    try:
-        servers.create()
+    with Pair() as servers:
         yield servers
-    finally:
-        servers.remove()
 
 
 async def append(log: SharedLog, value: bytes, producer: Producer | None = None) -> int:

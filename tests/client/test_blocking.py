@@ -3,18 +3,26 @@
 import inspect
 import re
 import socket
+import ssl
 import textwrap
 import threading
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import msgspec
 import pytest
 
 import penstock.blocking
-from penstock.blocking import BlockingBrokers, Line
+from penstock.blocking import BlockingBrokers, Line, Settler
 from penstock.errors import Unavailable
+from penstock.net.http import HttpAnswer
 from tests.support.broker import BrokerProcess
+from tests.support.certificates import Authority
 from tests.support.ports import free_port
+from tests.support.wait import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 
@@ -99,6 +107,59 @@ def test_waiting_ends_in_time_and_a_waiting_request_can_be_abandoned() -> None:
         assert line.fileno() == -1
 
 
+def test_a_token_function_that_fails_is_tried_again() -> None:
+    results = iter([OSError("the file is being written"), "secret"])
+
+    def token() -> str:
+        if isinstance(result := next(results), OSError):
+            raise result
+        return result
+
+    with server(OK) as (url, requests):
+        line = Line(BlockingBrokers([url], token=token))
+        assert line.json("GET", "/x", retry_for=30) == []
+        assert b"Bearer secret" in requests[0]
+    line = Line(BlockingBrokers([url], token=lambda: {}["missing"]))
+    with pytest.raises(Unavailable, match="token failed: KeyError"):
+        line.json("GET", "/x")
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+def test_the_answer_that_was_on_its_way_when_a_request_is_abandoned_is_kept(
+    secure: bool, tmp_path: Path
+) -> None:
+    authority = Authority()
+    certificate, key = authority.issue(tmp_path)
+    ca, _ = authority.write(tmp_path)
+    listener = socket.create_server(("127.0.0.1", 0))
+    answered = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        if secure:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            connection = context.wrap_socket(connection, server_side=True)
+        connection.recv(65536)
+        connection.sendall(OK)
+        answered.set()
+        connection.recv(65536)  # until the client cancels the request
+        connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    scheme = "https" if secure else "http"
+    url = f"{scheme}://localhost:{listener.getsockname()[1]}"
+    line = Line(BlockingBrokers([url], ca=str(ca) if secure else None))
+    line.send("GET", "/x")
+    assert answered.wait(30)
+    answer = line.abandon(30)
+    assert answer is not None
+    assert answer.body == b"[]"
+    thread.join(30)
+    listener.close()
+
+
 def test_no_broker_is_unavailable_after_the_patience() -> None:
     line = Line(BlockingBrokers([f"http://127.0.0.1:{free_port()}"]))
     with pytest.raises(Unavailable, match="cannot connect"):
@@ -119,3 +180,24 @@ def test_the_example_of_the_module_takes_and_settles_from_several_queues(
         about = line.json("GET", "/api/v1/resources/queues", name)
         assert (about["totals"]["pending"], about["totals"]["processing"]) == (0, 0)
     line.close()
+
+
+def test_a_renewal_that_no_broker_took_is_repeated_as_soon_as_one_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lease = str(uuid.uuid4())
+    message = {"id": "m", "transactionId": "t", "partition": "p", "partitionId": "p"}
+    message |= {"leaseId": lease, "createdAt": "2026-01-31T12:00:00Z"}
+    body = msgspec.json.encode({"success": True, "messages": [message]})
+    port = free_port()
+    settler = Settler(BlockingBrokers([f"http://127.0.0.1:{port}"]))
+    settler.take(HttpAnswer(200, {"lease-time": "15"}, body))  # it is renewed after 5 and 10 s
+    until(lambda: "wait for a broker" in caplog.text, 60, "the renewal fails")
+    failed = time.monotonic()
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(60)
+        connection, _ = listener.accept()
+        assert f"/api/v1/lease/{lease}/extend".encode() in connection.recv(65536)
+        assert time.monotonic() - failed < 3.0
+        connection.close()
+    settler.close(1.0)

@@ -1,7 +1,6 @@
 """What a consumer answers when its function misbehaves, its broker fails or its client closes."""
 
 import asyncio
-import json
 import threading
 from typing import Any
 
@@ -9,8 +8,6 @@ import pytest
 
 from penstock import Client, Message
 from penstock.client import DeadLetter
-from penstock.wire.http.messages import Request, Response, error_response, json_response
-from penstock.wire.http.routes import HttpRoute
 from tests.client.scripted import Stocked, raising
 from tests.support.http import serving
 from tests.support.wait import eventually
@@ -109,35 +106,10 @@ async def test_plain_functions_run_as_many_at_a_time_as_asked_for() -> None:
         assert set(broker.answers.values()) == {"completed"}
 
 
-class Combining(Stocked):
-    """Takes acks with a pop, as brokers do since 0.1; the first time it may break off."""
-
-    def __init__(self, *payloads: Any, broken: int = 0) -> None:
-        super().__init__(*payloads)
-        self.broken = broken
-        self.together: list[str] = []
-
-    async def ack_and_pop(self, request: Request) -> Response:
-        acks = json.loads(request.body)["acknowledgments"]
-        if self.broken:
-            self.broken -= 1
-            return json_response({"error": "stopping"}, 503)
-        self.together += [ack["transactionId"] for ack in acks]
-        out, self.left = self.left[:1], self.left[1:]
-        if not out:
-            await asyncio.sleep(0.02)
-        answers = [{"transactionId": ack["transactionId"], "success": True} for ack in acks]
-        return json_response({"messages": out, "queue": "q", "acknowledged": answers})
-
-    @property
-    def all_routes(self) -> tuple[HttpRoute, ...]:
-        return *self.routes, HttpRoute("POST", "/api/v1/pop/queue/{queue}", self.ack_and_pop)
-
-
 @pytest.mark.parametrize("broken", [0, 1])
 async def test_the_answer_travels_with_the_next_pop_and_alone_when_that_fails(broken: int) -> None:
-    broker = Combining(*range(5), broken=broken)
-    async with serving(*broker.all_routes) as server, Client(server.url) as client:
+    broker = Stocked(*range(5), broken=broken)
+    async with serving(*broker.routes) as server, Client(server.url) as client:
         seen: list[Any] = []
 
         @client.consumer("q", prefetch=False)
@@ -145,28 +117,8 @@ async def test_the_answer_travels_with_the_next_pop_and_alone_when_that_fails(br
             seen.append(message.data)
 
         running = asyncio.create_task(client.run())
-        await eventually(lambda: len(broker.together) + len(broker.acks) == 5)
-        assert (len(broker.together), len(broker.acks)) == (5 - broken, broken)
+        await eventually(lambda: len(broker.acks) == 5)
+        assert broker.acked_with_a_pop == 5 - broken
         client.stop()  # what is cut off now is answered again, which changes nothing
         await running
         assert seen == [0, 1, 2, 3, 4]
-
-
-async def test_a_broker_that_takes_no_acks_with_a_pop_is_asked_for_that_once() -> None:
-    broker = Stocked(*range(3))
-    asked = 0
-
-    def refuse(_: Request) -> Response:
-        nonlocal asked
-        asked += 1
-        return error_response(405, "Method not allowed")
-
-    together = HttpRoute("POST", "/api/v1/pop/queue/{queue}", refuse)
-    async with serving(*broker.routes, together) as server, Client(server.url) as client:
-        client.consumer("q")(lambda message: None)
-        running = asyncio.create_task(client.run())
-        await eventually(lambda: len(broker.acks) == 3)
-        assert asked == 1
-        client.stop()
-        await running
-        assert broker.answers == dict.fromkeys("012", "completed")

@@ -205,7 +205,7 @@ def test_where_the_server_is_but_not_spark_a_pipeline_says_what_to_install(tmp_p
 def test_the_worker_runs_with_the_base_alone():
     run = alone(COMMAND, "worker", "nothing_here:client")
     assert run.returncode == 2
-    assert "module 'nothing_here' does not exist here" in run.stderr
+    assert "module 'nothing_here' was not found" in run.stderr
 
 
 def test_the_extras_and_what_the_index_shows():

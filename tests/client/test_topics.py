@@ -132,7 +132,7 @@ async def test_a_producer_batches_and_keeps_the_order(tmp_path: Path) -> None:
             assert producer.records == len(payloads)
         assert await everything(client, "a") == payloads
         assert (
-            served.metrics.snapshot()['penstock_tcp_requests_total{command="produce_batch"}'] == 25
+            served.metrics.samples()['penstock_tcp_requests_total{command="produce_batch"}'] == 25
         )
 
 

@@ -113,7 +113,7 @@ def test_a_changed_file_starts_them_again(broker, queue, tmp_path):
     ("target", "text"),
     [
         ("shop", "write module:client"),
-        ("shp:client", "there is no module 'shp' here"),
+        ("shp:client", "module 'shp' was not found"),
         ("shop:handle", "shop:handle is a Consumer, not a penstock.Client or SyncClient"),
         ("shop:clint", "module 'shop' has no attribute 'clint'; did you mean 'client'?"),
         ("shop:nothing", "has no consumers: decorate functions with @nothing.consumer"),
@@ -167,7 +167,7 @@ def test_nothing_to_run_ends_the_command(tmp_path):
         timeout=100,
     )
     assert run.returncode == 2
-    assert run.stderr.startswith("penstock: module 'shp' does not exist here")
+    assert run.stderr.startswith("penstock: module 'shp' was not found")
 
 
 SLOW_MODULE = """

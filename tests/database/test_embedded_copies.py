@@ -18,7 +18,7 @@ from penstock.database.embedded import EmbeddedPostgres
 from penstock.errors import NotFound, Unavailable
 from tests.database.test_embedded import mode, rows
 from tests.support import guard
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to change users")
 SERVE = """
@@ -74,11 +74,11 @@ def test_a_relative_data_directory_contains_the_database():
 
 @pytest.mark.usefixtures("working_directory")
 def test_a_copy_of_a_data_directory_has_its_own_database_and_does_not_stop_the_first():
-    with BrokerProcess(Path("data")) as broker, SyncClient(broker.url) as client:
+    with ServeProcess(Path("data")) as broker, SyncClient(broker.url) as client:
         client.push("orders", {"id": 1})
         postmaster = EmbeddedPostgres(Path("data/.penstock/postgres")).pid()
         live = copy(Path("data"), Path("copied-while-running"))
-        with BrokerProcess(live) as second, SyncClient(second.url) as copied:
+        with ServeProcess(live) as second, SyncClient(second.url) as copied:
             copied.push("of-the-copy", {"id": 2})
             assert [m.data for m in copied.pop("orders", auto_ack=True)] == [{"id": 1}]
             assert EmbeddedPostgres(live / ".penstock/postgres").pid() not in (None, postmaster)
@@ -86,9 +86,9 @@ def test_a_copy_of_a_data_directory_has_its_own_database_and_does_not_stop_the_f
         assert [queue.name for queue in client.admin.queues()] == ["orders"]
         client.push("orders", {"id": 3})
     cold = copy(Path("data"), Path("copied-after-stop"))
-    with BrokerProcess(cold) as second, SyncClient(second.url) as copied:
+    with ServeProcess(cold) as second, SyncClient(second.url) as copied:
         assert [m.data["id"] for m in copied.pop("orders", batch=9, auto_ack=True)] == [1, 3]
-        with BrokerProcess(Path("data")) as broker, SyncClient(broker.url) as client:
+        with ServeProcess(Path("data")) as broker, SyncClient(broker.url) as client:
             assert second.stop() == 0
             assert [m.data["id"] for m in client.pop("orders", batch=9)] == [1, 3]
 

@@ -19,7 +19,7 @@ from penstock.database.migrate import SchemaFiles, drop_unused_functions, migrat
 from penstock.errors import ConfigError
 from penstock.queues.schema import SCHEMA
 from tests.conftest import create_database
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 NEWER = replace(
     SCHEMA,
@@ -61,8 +61,8 @@ async def test_brokers_that_differ_in_a_function_push_and_pop_together(
 ) -> None:
     url = await create_database(postgres, empty=True)
     brokers = [
-        BrokerProcess(tmp_path / "one", database_url=url),
-        BrokerProcess(
+        ServeProcess(tmp_path / "one", database_url=url),
+        ServeProcess(
             tmp_path / "two", database_url=url, env=os.environ | {"PYTHONPATH": str(other_release)}
         ),
     ]
@@ -82,12 +82,12 @@ async def test_brokers_that_differ_in_a_function_push_and_pop_together(
     assert await function_schemas(url) == 2
 
 
-def push(broker: BrokerProcess, payload: str, partition: str = "Default") -> int:
+def push(broker: ServeProcess, payload: str, partition: str = "Default") -> int:
     item = {"queue": "q", "partition": partition, "payload": payload}
     return httpx.post(broker.url + "/api/v1/push", json={"items": [item]}, timeout=60).status_code
 
 
-def pop(broker: BrokerProcess, pushes: list[Any]) -> list[str]:
+def pop(broker: ServeProcess, pushes: list[Any]) -> list[str]:
     """Pop and acknowledge until nothing is left after the last push."""
     received: list[str] = []
     with httpx.Client(base_url=broker.url, timeout=60) as client:

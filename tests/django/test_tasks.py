@@ -25,16 +25,31 @@ def test_a_task_runs_and_its_result_can_be_read(site: Site) -> None:
     site.wait_for_ends({"first"})
     assert site.result("note", identity) == "SUCCESSFUL 1 first"
     assert site.result("waits", site.run("print(waits.enqueue('x').id)")) == "SUCCESSFUL 1 X"
+    printed = site.run(
+        "from asgiref.sync import async_to_sync\n"
+        "identity = async_to_sync(note.aenqueue)('async').id\n"
+        "print(identity, async_to_sync(note.aget_result)(identity).id)"
+    )
+    identity, found = printed.split()
+    assert found == identity
+    assert site.result("note", identity) == "SUCCESSFUL 1 async"
     context = site.run("print(attempts.enqueue('context').id)")
     assert site.result("attempts", context) == "SUCCESSFUL 1 1"
     assert stop(worker) == 0
 
 
 def test_a_task_that_fails_has_its_error(site: Site) -> None:
-    site.worker()
-    for name, error in (("broken", "builtins.ValueError"), ("bad_result", "builtins.TypeError")):
+    worker = site.worker("--threads", "1")
+    for name, error in (
+        ("broken", "builtins.ValueError"),
+        ("bad_result", "builtins.TypeError"),
+        ("exits", "builtins.SystemExit"),
+        ("nul", "django.db.utils.DataError"),
+        ("nul_in_its_error", "builtins.ValueError"),
+    ):
         identity = site.run(f"print({name}.enqueue('x').id)")
         assert site.result(name, identity) == f"FAILED 1 {error}"
+    assert stop(worker) == 0
 
 
 def test_what_is_rolled_back_is_not_sent_and_what_is_committed_is(
@@ -129,6 +144,29 @@ def test_a_task_that_cannot_be_pushed_has_failed_and_says_why(
     assert set(site.count("start")) == {"fits"}
 
 
+def test_a_task_waits_while_its_row_cannot_be_written(site_on_sqlite: Site) -> None:
+    site = site_on_sqlite
+    site.worker("--threads", "1", "--queues", "default")
+    log = site.directory / "worker-0.log"
+
+    def failures() -> int:
+        return log.read_text().count("cannot be recorded")
+
+    cursor = "from django.db import connection\ncursor = connection.cursor()\n"
+    rename = "cursor.execute('ALTER TABLE {} RENAME TO {}')"
+    site.run(
+        f"{cursor}with transaction.atomic():\n    note.enqueue('waits')\n    "
+        + rename.format("penstock_taskrecord", "away")
+    )
+    until(lambda: failures() >= 1, 60, site.logs())
+    began = time.monotonic()
+    until(lambda: failures() >= 3, 60, site.logs())
+    assert time.monotonic() - began > 3.0  # each failure is followed by a pause of 2 s
+    site.run(cursor + rename.format("away", "penstock_taskrecord"))
+    site.wait_for_ends({"waits"})
+    assert site.count("start") == {"waits": 1}
+
+
 def test_a_full_queue_rolls_the_transaction_back(site: Site, api: httpx.Client) -> None:
     queue = f"{site.prefix}default"
     options = {"ordering": "none", "maxSize": 1}
@@ -213,7 +251,8 @@ def test_what_a_worker_cannot_run_becomes_a_dead_letter(site: Site, api: httpx.C
     site.worker()
     queue = f"{site.prefix}default"
     sent = {"id": "none", "task": "nowhere.at_all"}
-    items = [{"queue": queue, "payload": "no task"}, {"queue": queue, "payload": sent}]
+    payloads = ["no task", sent, sent | {"id": "\0"}]
+    items = [{"queue": queue, "payload": payload} for payload in payloads]
     api.post("/api/v1/push", json={"items": items}).raise_for_status()
     site.run(
         "identity = note.enqueue('renamed').id\n"
@@ -224,9 +263,10 @@ def test_what_a_worker_cannot_run_becomes_a_dead_letter(site: Site, api: httpx.C
         answer = api.get("/api/v1/dlq", params={"queue": queue}).raise_for_status().json()
         return sorted(one["errorMessage"] for one in answer["messages"])
 
-    until(lambda: len(dead()) >= 2, 60, site.logs())
-    assert any("not a task" in reason for reason in dead())
-    assert any("no row" in reason for reason in dead())
+    until(lambda: len(dead()) == 4, 60, site.logs())
+    reasons = dead()
+    for reason, times in (("not a task", 2), ("no row", 1), ("cannot be imported", 1)):
+        assert sum(reason in one for one in reasons) == times, reasons
     site.send("note", "after")
     site.wait_for_ends({"after"})
 

@@ -19,11 +19,11 @@ from penstock.config import load
 from penstock.wire.addresses import AddressUnavailable, check_addresses
 from tests.conftest import fresh_database
 from tests.support.balancer import balancing
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.wait import eventually, until
 
 
-def ready(broker: BrokerProcess, query: str = "") -> tuple[int, str]:
+def ready(broker: ServeProcess, query: str = "") -> tuple[int, str]:
     answer = httpx.get(f"{broker.url}/health/ready{query}", headers={"Connection": "close"})
     return answer.status_code, answer.json()["status"]
 
@@ -31,7 +31,7 @@ def ready(broker: BrokerProcess, query: str = "") -> tuple[int, str]:
 def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_noticed(
     tmp_path, database_url
 ):
-    with BrokerProcess(tmp_path, database_url=database_url, workers=2, shutdown_delay=5) as broker:
+    with ServeProcess(tmp_path, database_url=database_url, workers=2, shutdown_delay=5) as broker:
         assert ready(broker) == (200, "ready")
         with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=broker.url) as client:
             url = f"{broker.url}/api/v1/pop/queue/quiet?wait=true&timeout=60000"
@@ -55,7 +55,7 @@ def test_a_broker_that_stops_first_says_so_and_serves_on_until_balancers_have_no
 def test_without_its_database_a_broker_is_ready_while_it_can_buffer_unless_the_balancer_wants_more(
     tmp_path,
 ):
-    with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
+    with ServeProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
         assert ready(broker) == (200, "ready")
         assert ready(broker, "?database=required") == (503, "unavailable")
         assert httpx.get(f"{broker.url}/health/ready?database=maybe").status_code == 400
@@ -66,8 +66,8 @@ def brokers(postgres, tmp_path_factory):
     """Two on one database, one of them for queues only."""
     directory = tmp_path_factory.mktemp("rolling")
     settings = {"database_url": fresh_database(postgres), "shutdown_delay": 1.0}
-    one = BrokerProcess(directory / "one", **settings)
-    two = BrokerProcess(directory / "two", **settings, topics__enabled=False)
+    one = ServeProcess(directory / "one", **settings)
+    two = ServeProcess(directory / "two", **settings, topics__enabled=False)
     two.settings = settings
     with one, two:
         yield one, two
@@ -174,7 +174,7 @@ async def test_brokers_restarted_one_after_the_other_lose_nothing_and_clients_se
 
 def test_a_broker_for_queues_only_refuses_topics_clearly_and_shares_its_directory(brokers):
     _, broker = brokers
-    with BrokerProcess(broker.data_dir, **broker.settings, topics__enabled=False) as other:
+    with ServeProcess(broker.data_dir, **broker.settings, topics__enabled=False) as other:
         assert set(broker.addresses) == {"HTTP"}
         for method, path in (
             *(
@@ -235,7 +235,7 @@ def test_the_service_manager_hears_of_start_life_and_stop(database_url, scratch:
                 heard.append(manager.recv(1000).decode())
 
         env = {"NOTIFY_SOCKET": str(scratch / "notify"), "WATCHDOG_USEC": "200000"}
-        with BrokerProcess(scratch / "data", database_url=database_url, env=env) as broker:
+        with ServeProcess(scratch / "data", database_url=database_url, env=env) as broker:
             hear("READY=1")
             assert heard == ["READY=1"]
             hear("WATCHDOG=1")
@@ -248,7 +248,7 @@ def test_the_service_manager_hears_of_start_life_and_stop(database_url, scratch:
 
 
 def test_a_broker_is_ready_when_all_its_workers_are(tmp_path: Path, database_url: str) -> None:
-    broker = BrokerProcess(tmp_path, database_url=database_url, workers=3)
+    broker = ServeProcess(tmp_path, database_url=database_url, workers=3)
     broker.start(wait=False)
     try:
         url = f"http://127.0.0.1:{broker.ports['http']}/health/ready"

@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from tests.conftest import fresh_database
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 FOREIGN = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}
 IMAGE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
@@ -25,9 +25,9 @@ TIMES = 8  # connections, so that every process gets some
 
 
 @pytest.fixture(scope="module")
-def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
+def broker(postgres, tmp_path_factory) -> Iterator[ServeProcess]:
     directory = tmp_path_factory.mktemp("origins")
-    with BrokerProcess(directory, database_url=fresh_database(postgres), workers=2) as process:
+    with ServeProcess(directory, database_url=fresh_database(postgres), workers=2) as process:
         assert httpx.post(f"{process.url}/api/v1/push", json=PUSH).status_code == 201
         assert (
             httpx.post(f"{process.url}/topics/t/produce", json={"payload": "x"}).status_code == 201
@@ -36,7 +36,7 @@ def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
 
 
 def every_process(
-    broker: BrokerProcess, method: str, path: str, **more: object
+    broker: ServeProcess, method: str, path: str, **more: object
 ) -> list[httpx.Response]:
     with httpx.Client(headers={"Connection": "close"}, timeout=30) as client:
         return [client.request(method, broker.url + path, **more) for _ in range(TIMES)]  # type: ignore[arg-type]
@@ -62,14 +62,14 @@ def every_process(
     ],
 )
 def test_a_foreign_page_changes_nothing_and_reads_nothing(
-    broker: BrokerProcess, method: str, path: str, headers: dict[str, str]
+    broker: ServeProcess, method: str, path: str, headers: dict[str, str]
 ) -> None:
     for answer in every_process(broker, method, path, headers=headers, content=json.dumps(PUSH)):
         assert (answer.status_code, "http_server." in answer.json()["error"]) == (403, True)
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_pages_of_the_broker_itself_are_served(broker: BrokerProcess) -> None:
+def test_pages_of_the_broker_itself_are_served(broker: ServeProcess) -> None:
     ours = {"Origin": broker.url, "Sec-Fetch-Site": "same-origin"}
     for answer in every_process(broker, "POST", "/api/v1/push", headers=ours, json=PUSH):
         assert answer.status_code == 201
@@ -87,7 +87,7 @@ def test_pages_of_the_broker_itself_are_served(broker: BrokerProcess) -> None:
         assert {answer.status_code for answer in answers} == {status}
 
 
-def test_curl_does_not_notice(broker: BrokerProcess) -> None:
+def test_curl_does_not_notice(broker: ServeProcess) -> None:
     name = broker.url.replace("127.0.0.1", "localhost")
     for arguments in (
         ["-X", "POST", f"{broker.url}/api/v1/push", "-d", json.dumps(PUSH)],
@@ -103,7 +103,7 @@ def test_curl_does_not_notice(broker: BrokerProcess) -> None:
             )
 
 
-def test_bodies_are_judged_by_the_process_that_answers(broker: BrokerProcess) -> None:
+def test_bodies_are_judged_by_the_process_that_answers(broker: ServeProcess) -> None:
     for path, body in (("/api/v1/push", PUSH), ("/topics/t/produce", {"payload": "packed"})):
         data = json.dumps(body).encode()
         for answer in every_process(
@@ -116,7 +116,7 @@ def test_bodies_are_judged_by_the_process_that_answers(broker: BrokerProcess) ->
             assert (answer.status_code, "application/json" in answer.json()["error"]) == (415, True)
 
 
-async def test_a_websocket_upgrade_from_a_foreign_page_is_refused(broker: BrokerProcess) -> None:
+async def test_a_websocket_upgrade_from_a_foreign_page_is_refused(broker: ServeProcess) -> None:
     async def status(**headers: str) -> int:
         try:
             async with connect(broker.websocket, additional_headers=headers) as socket:

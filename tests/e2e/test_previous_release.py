@@ -5,12 +5,8 @@
 """
 
 import asyncio
-import os
-import subprocess
-import tarfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from io import BytesIO
 from pathlib import Path
 
 import asyncpg
@@ -18,11 +14,11 @@ import pytest
 
 from penstock import Client
 from tests.conftest import create_database
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
+from tests.support.releases import chosen, git, unpack
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.timeout(900)
-ROOT = Path(__file__).parents[2]
 PARTITIONS = 7
 MAX_WAITING = 100  # messages that are pushed and not taken yet
 LEASE_SECONDS = 15  # what a broker has in hand when it stops comes again after that
@@ -33,25 +29,14 @@ STORED = """SELECT convert_from(m.payload, 'UTF8')::int FROM penstock.messages m
 NEWER = "was migrated by a newer release of Penstock"
 
 
-def git(*arguments: str) -> bytes:
-    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True).stdout
-
-
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What to put on PYTHONPATH for the release before."""
-    reference = os.environ.get("PENSTOCK_PREVIOUS", "")
+    if not (reference := chosen()):
+        reference, *_ = git("tag", "--list", "v*", "--sort=-version:refname").split() or [""]
     if not reference:
-        if not (ROOT / ".git").exists():
-            pytest.skip("needs a git repository, to take the previous release from")
-        tags = git("tag", "--list", "v*", "--sort=-version:refname").decode().split()
-        if not tags:
-            pytest.skip("needs a tagged release (v*), or PENSTOCK_PREVIOUS=<commit>")
-        reference = tags[0]
-    directory = tmp_path_factory.mktemp("previous")
-    with tarfile.open(fileobj=BytesIO(git("archive", reference, "src"))) as archive:
-        archive.extractall(directory, filter="data")
-    return directory / "src"
+        pytest.skip("needs a tagged release (v*), or PENSTOCK_PREVIOUS=<commit>")
+    return unpack(reference, tmp_path_factory.mktemp("previous"))
 
 
 class Ledger:
@@ -119,8 +104,8 @@ class Releases:
     def __init__(self, directory: Path, url: str, previous: Path) -> None:
         self.url = url
         env = {"PYTHONPATH": str(previous), "PYTHONSAFEPATH": "1"}
-        self.before = BrokerProcess(directory / "before", database_url=url, env=env)
-        self.this = BrokerProcess(directory / "this", database_url=url, shutdown_delay=1.0)
+        self.before = ServeProcess(directory / "before", database_url=url, env=env)
+        self.this = ServeProcess(directory / "this", database_url=url, shutdown_delay=1.0)
 
     def __enter__(self) -> "Releases":
         return self

@@ -5,12 +5,8 @@ another one.
 """
 
 import asyncio
-import os
 import re
-import subprocess
-import tarfile
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 
 import confluent_kafka
@@ -19,38 +15,26 @@ import pytest
 from penstock import Client
 from tests.conftest import create_database
 from tests.support.api import call
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, ServeProcess
+from tests.support.releases import chosen, git, unpack
 
-ROOT = Path(__file__).parents[2]
 RELEASE = "0.2.0"
-
-
-def git(*arguments: str) -> bytes:
-    return subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What to put on PYTHONPATH for 0.2.0."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("needs a git repository, to take the release from")
-    reference = os.environ.get("PENSTOCK_PREVIOUS") or (
-        git("log", "-1", "--format=%H", f'-S__version__ = "{RELEASE}"', "--", "src/penstock")
-        .decode()
-        .strip()
-    )
+    version = f'-S__version__ = "{RELEASE}"'
+    reference = chosen() or git("log", "-1", "--format=%H", version, "--", "src/penstock")
     if not reference:
         pytest.skip(f"needs the commit of {RELEASE}: the repository's history ends before it")
-    directory = tmp_path_factory.mktemp("previous")
-    with tarfile.open(fileobj=BytesIO(git("archive", reference, "src"))) as archive:
-        archive.extractall(directory, filter="data")
-    return directory / "src"
+    return unpack(reference, tmp_path_factory.mktemp("previous"))
 
 
-def old_broker(data_dir: Path, database_url: str, previous: Path) -> BrokerProcess:
+def old_broker(data_dir: Path, database_url: str, previous: Path) -> ServeProcess:
     """A broker of 0.2.0, which has no listener for Kafka."""
     env = {"PYTHONPATH": str(previous), "PYTHONSAFEPATH": "1"}
-    broker = BrokerProcess(data_dir, database_url=database_url, env=env)
+    broker = ServeProcess(data_dir, database_url=database_url, env=env)
     broker.ports.pop("kafka")
     return broker
 

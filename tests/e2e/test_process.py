@@ -11,14 +11,14 @@ import sys
 import httpx
 import pytest
 
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.wait import until
 
 
 def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_stops_cleanly(
     scratch,
 ):
-    broker = BrokerProcess(scratch / "data")
+    broker = ServeProcess(scratch / "data")
     with broker:
         health = httpx.get(f"{broker.url}/health")
         assert health.status_code == 200
@@ -40,7 +40,7 @@ def test_a_broker_starts_with_its_embedded_defaults_tells_where_it_listens_and_s
 
 def test_a_broker_takes_more_connections_than_its_shell_lets_it_open_files(tmp_path, database_url):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    broker = BrokerProcess(tmp_path, database_url=database_url)
+    broker = ServeProcess(tmp_path, database_url=database_url)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
         broker.start()
@@ -55,7 +55,7 @@ def test_a_broker_takes_more_connections_than_its_shell_lets_it_open_files(tmp_p
 
 
 def test_kill_9_leaves_a_database_that_the_next_start_takes_over_with_all_its_processes(scratch):
-    broker = BrokerProcess(scratch / "data", workers=2)
+    broker = ServeProcess(scratch / "data", workers=2)
     with broker:
         broker.kill()
         broker.start()
@@ -64,8 +64,8 @@ def test_kill_9_leaves_a_database_that_the_next_start_takes_over_with_all_its_pr
 
 
 def test_a_second_broker_on_the_directory_is_refused_with_a_code_of_its_own(tmp_path, database_url):
-    with BrokerProcess(tmp_path, database_url=database_url) as first:
-        second = BrokerProcess(tmp_path, database_url=database_url).start(wait=False)
+    with ServeProcess(tmp_path, database_url=database_url) as first:
+        second = ServeProcess(tmp_path, database_url=database_url).start(wait=False)
         assert second.process.wait(30) == 3
         until(lambda: f"is in use by process {first.process.pid}" in second.log)
 
@@ -106,7 +106,7 @@ def test_a_data_directory_that_cannot_be_written_is_said_with_the_user_and_the_r
 
 
 def test_a_database_of_another_release_is_explained_in_the_first_sentence(scratch):
-    with BrokerProcess(scratch / "data"):
+    with ServeProcess(scratch / "data"):
         pass
     version = scratch / "data/.penstock/postgres/data/PG_VERSION"
     current = version.read_text().strip()
@@ -135,7 +135,7 @@ def test_a_wrong_configuration_stops_the_start_with_every_mistake(tmp_path):
 def test_a_database_that_is_down_does_not_keep_the_broker_from_starting_and_the_banner_says_why(
     tmp_path,
 ):
-    with BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
+    with ServeProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none") as broker:
         health = httpx.get(f"{broker.url}/health")
         assert health.status_code == 503
         assert health.json()["database"] == "disconnected"
@@ -159,7 +159,7 @@ def test_what_is_no_postgresql_url_is_refused_at_the_start(tmp_path):
 
 
 def test_a_second_signal_stops_at_once(tmp_path, database_url):
-    with BrokerProcess(tmp_path, database_url=database_url) as broker:
+    with ServeProcess(tmp_path, database_url=database_url) as broker:
         address = ("127.0.0.1", int(broker.url.rpartition(":")[2]))
         with socket.create_connection(address) as slow:
             slow.sendall(
@@ -175,10 +175,10 @@ def test_a_second_signal_stops_at_once(tmp_path, database_url):
 
 
 def test_logs_are_json_lines_away_from_a_terminal_and_honour_the_level(tmp_path, database_url):
-    with BrokerProcess(tmp_path, database_url=database_url, log_level="error") as broker:
+    with ServeProcess(tmp_path, database_url=database_url, log_level="error") as broker:
         broker.stop()
         assert '"level":"info"' not in broker.log
-    with BrokerProcess(tmp_path, database_url=database_url, log_format="text") as broker:
+    with ServeProcess(tmp_path, database_url=database_url, log_format="text") as broker:
         broker.stop()
         assert " info    broker    ready in " in broker.log
 

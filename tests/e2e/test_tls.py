@@ -21,7 +21,7 @@ import websockets.sync.client
 from penstock import Client
 from penstock.errors import PenstockError
 from penstock.net.tls import client_context
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.certificates import Authority
 from tests.support.wait import until
 
@@ -45,7 +45,7 @@ def port_of(address: str) -> int:
 class Secured:
     """A broker with two processes that speaks TLS everywhere, and what its certificate is from."""
 
-    broker: BrokerProcess
+    broker: ServeProcess
     authority: Authority
     ca: Path
     certificate: Path
@@ -70,7 +70,7 @@ def secured(database_url: str, tmp_path: Path) -> Iterator[Secured]:
     ca, _ = authority.write(tmp_path, "ca", "ca.key")
     cert, key = authority.issue(tmp_path)
     settings = {"tls__certificate": cert, "tls__private_key": key, "tls__reload_interval": "1h"}
-    with BrokerProcess(
+    with ServeProcess(
         tmp_path / "data", database_url=database_url, workers=2, **settings
     ) as broker:
         yield Secured(broker, authority, ca, cert, key)

@@ -11,14 +11,14 @@ import httpx
 import pytest
 
 from tests.conftest import fresh_database
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.wait import until
 
 
 @pytest.fixture(scope="module")
 def broker(postgres, tmp_path_factory):
     directory = tmp_path_factory.mktemp("workers")
-    with BrokerProcess(
+    with ServeProcess(
         directory,
         database_url=fresh_database(postgres),
         workers=3,
@@ -28,14 +28,14 @@ def broker(postgres, tmp_path_factory):
 
 
 def each_on_a_fresh_connection(
-    broker: BrokerProcess, method: str, path: str, times: int = 24, **more
+    broker: ServeProcess, method: str, path: str, times: int = 24, **more
 ):
     """The kernel spreads connections, not requests: this many reach every process."""
     with httpx.Client(headers={"Connection": "close"}, verify=False) as client:
         return [client.request(method, broker.url + path, **more) for _ in range(times)]
 
 
-def worker_processes(broker: BrokerProcess) -> list[int]:
+def worker_processes(broker: ServeProcess) -> list[int]:
     return [int(pid) for pid in re.findall(r"worker \d is ready \(process (\d+)\)", broker.log)]
 
 

@@ -215,6 +215,22 @@ async def test_after_power_loss_a_source_is_read_again_from_where_the_queue_has_
     assert holes
 
 
+async def test_a_position_in_the_metadata_is_not_believed_without_its_blocks(tmp_path: Path):
+    queue = await opened(tmp_path, fsync="interval")
+    for number in range(5):
+        each = block(number)
+        each.position = number + 1
+        await queue.put([each])
+    await queue.tick()
+    queue.abandon()
+    (chunk,) = tmp_path.glob("0*")
+    os.truncate(chunk, chunk.stat().st_size - 10)  # power loss kept the metadata
+    again = await opened(tmp_path, fsync="interval")
+    assert again.books.position == 4
+    assert await taken(again) == list(range(4))
+    await again.close()
+
+
 @pytest.mark.parametrize("passes", ["damage", "chunk"])
 async def test_after_power_loss_no_position_in_the_journal_is_ahead_of_the_blocks(
     tmp_path: Path, passes: str

@@ -19,7 +19,7 @@ from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
-from tests.export.making import POOL, FakeClock, block, number_of, status_of
+from tests.export.making import POOL, FakeClock, block, kill_queue, status_of, taken
 from tests.support.faults import FaultyFs
 from tests.support.form import pick
 from tests.support.wait import eventually
@@ -36,14 +36,6 @@ async def started(
     queue = SendQueue("r", chosen, directory, context, metrics, limit=1 << 30)
     await queue.start()
     return queue
-
-
-async def drained(queue: SendQueue) -> list[int]:
-    collected = []
-    while (each := await queue.take()) is not None:
-        collected.append(number_of(each))
-        queue.ack(each)
-    return collected
 
 
 def size_of(directory: Path) -> int:
@@ -64,7 +56,7 @@ async def test_drop_oldest_makes_room_and_counts_what_went(tmp_path: Path):
         assert (await queue.push([block(number, records=2)])).accepted == 2
     assert queue.count == 10
     assert dropped(queue) == {"oldest": 30}
-    assert await drained(queue) == list(range(15, 25))
+    assert await taken(queue) == list(range(15, 25))
     await queue.stop()
 
 
@@ -73,7 +65,7 @@ async def test_drop_oldest_by_bytes_frees_real_bytes(tmp_path: Path):
     for number in range(300):
         await queue.push([block(number, size=800)])
         assert size_of(tmp_path) <= 20_000
-    left = await drained(queue)
+    left = await taken(queue)
     assert left == list(range(300 - len(left), 300))
     assert len(left) >= 10
     assert dropped(queue) == {"oldest": 300 - len(left)}
@@ -86,7 +78,7 @@ async def test_drop_newest_tells_the_caller_and_counts(tmp_path: Path):
     assert [answer.dropped for answer in answers] == [0, 0, 0, 1, 1]
     assert dropped(queue) == {"newest": 2}
     assert status_of(queue)["accounting"]["accepted"] == 5
-    assert await drained(queue) == [0, 1, 2]
+    assert await taken(queue) == [0, 1, 2]
     await queue.stop()
     again = await started(tmp_path)
     assert dropped(again) == {"newest": 2}
@@ -114,7 +106,7 @@ async def test_block_is_real_backpressure(tmp_path: Path):
     await clock.advance(31)
     with pytest.raises(Full):
         await late
-    assert await drained(queue) == [1, 2]
+    assert await taken(queue) == [1, 2]
     assert dropped(queue) == {}
     await queue.stop()
 
@@ -137,7 +129,7 @@ async def test_the_reserve_refuses_before_the_disk_is_full_and_lets_go_by_itself
         await queue.push([block(1)])
     fs.free = 1 << 30
     await queue.push([block(2)])
-    assert await drained(queue) == [0, 2]
+    assert await taken(queue) == [0, 2]
     await queue.stop()
 
 
@@ -157,7 +149,7 @@ async def test_memory_failover_is_bounded_and_then_says_no(tmp_path: Path):
     fs.heal()
     await queue.tick()
     await queue.push([block(accepted)])
-    assert await drained(queue) == list(range(accepted + 1))
+    assert await taken(queue) == list(range(accepted + 1))
     await queue.stop()
 
 
@@ -175,7 +167,7 @@ async def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_p
         times.append(clock.now)
     assert times[-1] - times[0] == pytest.approx(9 / 2, abs=1.1)
     before = clock.now
-    while len(queue._fast.memory):
+    while queue.gauges()["fastqueue_inmemory_blocks"]:
         queue.ack(await queue.take())
     assert clock.now == before
     await queue.stop()
@@ -189,13 +181,13 @@ async def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(
     monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 900 << 20)
     for _ in range(3):
         await queue.tick()
-    assert queue._fast.memory.limit == 8
-    assert len(queue._fast.memory) == 8
+    assert queue.gauges()["queue_effective_max_size"] == 8
+    assert queue.gauges()["fastqueue_inmemory_blocks"] == 8
     monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 1 << 20)
     for _ in range(20):
         await queue.tick()
-    assert queue._fast.memory.limit == 64
-    assert await drained(queue) == list(range(64))
+    assert queue.gauges()["queue_effective_max_size"] == 64
+    assert await taken(queue) == list(range(64))
     await queue.stop()
 
 
@@ -272,9 +264,7 @@ async def test_the_books_balance_after_anything(
                     await queue.stop()
                 else:
                     await asyncio.sleep(0)
-                    await queue._fast._writer.wait_until_idle()
-                    queue._ticker.cancel()
-                    queue._fast.abandon()
+                    await kill_queue(queue)
                 leased = []
                 queue = await started(directory, **options)
             state = queue.books
@@ -340,7 +330,7 @@ async def test_what_was_delivered_before_a_restart_is_no_part_of_the_rates(tmp_p
     clock = FakeClock()
     queue = await started(tmp_path, clock=clock)
     await queue.push([block(number) for number in range(1000)])
-    assert len(await drained(queue)) == 1000
+    assert len(await taken(queue)) == 1000
     await queue.stop()
     queue = await started(tmp_path, clock=clock)
     await clock.advance(1)

@@ -1,5 +1,6 @@
 """Definitions of routes: what they mean, and what is refused before anything runs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,20 @@ from tests.support.certificates import Authority
 WEB = {"type": "http", "url": "http://host/in"}
 
 
+def to(kind: Any, **target: Any) -> dict[str, Any]:
+    return {"destination": {"type": kind, **target}}
+
+
+def of(**source: Any) -> dict[str, Any]:
+    return {"source": source}
+
+
 def web(**target: Any) -> dict[str, Any]:
     return {"destination": WEB | target}
 
 
 def table(name: str, **more: Any) -> dict[str, Any]:
-    return {"destination": {"type": "postgres", "url": "postgres://host/db", "table": name, **more}}
+    return to("postgres", url="postgres://host/db", table=name, **more)
 
 
 def with_queue(**queue: Any) -> dict[str, Any]:
@@ -153,36 +162,9 @@ def test_a_wrong_flag_is_said(words: list[str], text: str):
     ("tree", "text"),
     [
         ({}, "destination.type"),
-        ({"destination": {"type": "http"}}, "destination.url is missing"),
-        (
-            {"destination": {"type": "http", "url": "http://x", "tiemout": 3}},
-            "did you mean timeout",
-        ),
-        (
-            {"destination": {"type": "http", "url": "http://x"}, "queue": {"always_queue": False}},
-            "always_queue",
-        ),
-        (
-            {"destination": {"type": "http", "url": "http://x"}, "queue": {"max_bytes": "many"}},
-            "expected a size",
-        ),
-        (
-            {
-                "destination": {"type": "topic", "topic": "t"},
-                "source": {"topic": "a", "queue": "b"},
-            },
-            "one of topic, queue and kafka",
-        ),
-    ],
-)
-def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str):
-    with pytest.raises(ConfigError, match=text):
-        parse_route("r", tree, SendQueueSettings())
-
-
-@pytest.mark.parametrize(
-    ("tree", "text"),
-    [
+        (to(["http"]), "destination.type must be one of"),
+        (to("http"), "destination.url is missing"),
+        (web(tiemout=3), "did you mean timeout"),
         (web(url="lake.example/in"), "destination.url must be an address such as https://host/"),
         (web(url="127.0.0.1:8080/in"), "destination.url must be an address"),
         (web(url="http://host:99999/"), "destination.url must be an address"),
@@ -191,46 +173,33 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
         (web(url="http://host/\r\nX: y"), "%XX"),
         (web(timeout=0), "timeout"),
         (web(connections=0), "connections"),
+        (web(header_prefix="X-"), "header_prefix needs format: raw"),
+        (web(format="raw", header_prefix="X-"), "header_prefix needs source.envelope: true"),
+        (to("postgres", url="host/db", table="t"), "such as postgresql://"),
+        (to("broker", url="host:1", topic="t"), "such as https://"),
+        (to("topic", topic="../up"), "destination.topic: a topic name must not contain"),
+        (web() | of(topic="../up"), "source.topic: a topic name must not contain"),
+        (web() | of(topic="t", start="yesterday"), "earliest, latest or an offset"),
+        (web() | of(topic="t", start="9" * 5000), "larger than any offset"),
+        (web() | of(group="g"), "names no topic, queue, kafka, otlp or remote_write"),
+        (to("topic", topic="t") | of(topic="t"), "would feed itself"),
+        (to("topic", topic="t") | of(topic="a", queue="b"), "one of topic, queue and kafka"),
+        (web() | of(queue="a\0b"), "source.queue: queue contains a NUL"),
+        (web() | of(queue="q", group="a\0b"), "source.group: consumerGroup contains a NUL"),
         (
-            {"destination": {"type": "postgres", "url": "host/db", "table": "t"}},
-            "such as postgresql://",
-        ),
-        ({"destination": {"type": "broker", "url": "host:1", "topic": "t"}}, "such as https://"),
-        (
-            {"destination": {"type": "topic", "topic": "../up"}},
-            "destination.topic: a topic name must not contain",
-        ),
-        (web() | {"source": {"topic": "../up"}}, "source.topic: a topic name must not contain"),
-        (web() | {"source": {"topic": "t", "start": "yesterday"}}, "earliest, latest or an offset"),
-        (web() | {"source": {"group": "g"}}, "names no topic, queue, kafka, otlp or remote_write"),
-        (
-            {"destination": {"type": "topic", "topic": "t"}, "source": {"topic": "t"}},
-            "would feed itself",
-        ),
-        (web() | {"source": {"topic": "t", "start": "9" * 5000}}, "larger than any offset"),
-        (web() | {"source": {"queue": "a\0b"}}, "source.queue: queue contains a NUL"),
-        (
-            web() | {"source": {"queue": "q", "group": "a\0b"}},
-            "source.group: consumerGroup contains a NUL",
+            to("queue", queue="q") | of(topic="t", envelope=True),
+            "envelope is for messages of a queue",
         ),
         (table("ev\0ents"), "destination.table contains a control character: 'ev\\x00ents'"),
         (table("events\n"), "destination.table contains a control character"),
         (table("t", column="a\x7f"), "destination.column contains a control character"),
         (table("a..b"), "1 to 63 bytes"),
         (table("t" * 64), "1 to 63 bytes"),
-        (
-            {"destination": {"type": "queue", "queue": "a\0b"}},
-            "destination.queue contains a control character",
-        ),
-        (
-            {"destination": {"type": "queue", "queue": "q", "partition": "\t"}},
-            "destination.partition contains a control",
-        ),
-        (
-            {"destination": {"type": "queue", "queue": "q", "partition": ""}},
-            "partition must not be empty",
-        ),
-        ({"destination": {"type": ["http"]}}, "destination.type must be one of"),
+        (to("queue", queue="a\0b"), "destination.queue contains a control character"),
+        (to("queue", queue="q", partition="\t"), "destination.partition contains a control"),
+        (to("queue", queue="q", partition=""), "partition must not be empty"),
+        (with_queue(always_queue=False), "always_queue"),
+        (with_queue(max_bytes="many"), "expected a size"),
         (with_queue(memory_percent=150), "a share between 0 and 1"),
         (with_queue(memory_percent="120%"), "a share between 0 and 1"),
         (with_queue(target_utilization=-0.1), "a share between 0 and 1"),
@@ -244,35 +213,12 @@ def test_a_wrong_definition_is_refused_with_what_is_wrong(tree: dict, text: str)
             "below min_workers",
         ),
         (with_queue(path="/elsewhere"), "queue.path is set for all routes"),
-        (
-            {
-                "source": {"topic": "t", "envelope": True},
-                "destination": {"type": "queue", "queue": "q"},
-            },
-            "source.envelope is for messages of a queue",
-        ),
-        (
-            {"destination": {"type": "http", "url": "http://x", "header_prefix": "X-"}},
-            "header_prefix needs format: raw",
-        ),
-        (
-            {
-                "destination": {
-                    "type": "http",
-                    "url": "http://x",
-                    "format": "raw",
-                    "header_prefix": "X-",
-                }
-            },
-            "header_prefix needs source.envelope: true",
-        ),
         (with_queue(enabled=False), "queue.enabled is set for all routes"),
     ],
 )
 def test_what_cannot_work_is_refused_when_it_is_defined(tree: dict[str, Any], text: str):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=re.escape(text)):
         parse_route("r", tree, SendQueueSettings())
-    assert text in str(refused.value)
 
 
 def test_a_share_may_be_written_as_a_percentage():

@@ -20,7 +20,7 @@ class Disk:
         return 100 * GIB, 100 * GIB - self.free, self.free
 
     def full_in(self) -> float | None:
-        space = self.watch.look()
+        space = self.watch.sample()
         assert space is not None
         return space.full_in_seconds
 
@@ -46,4 +46,4 @@ def test_a_disk_that_cannot_be_asked_is_unknown():
     def gone(_: Path) -> tuple[int, int, int]:
         raise OSError("no such device")
 
-    assert DiskWatch(Path("/"), usage=gone).look() is None
+    assert DiskWatch(Path("/"), usage=gone).sample() is None

@@ -1,4 +1,4 @@
-"""What needs somebody: each kind of trouble is named, with the view where it is mended."""
+"""Each kind of problem has a text, a start, and the view where it can be fixed."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from penstock.pipeline_registry import LOST_AFTER_SECONDS, Pipelines
 
 
 def problems_of(pipelines: Pipelines, tier: SimpleNamespace | None = None) -> Problems:
-    """Of a broker that is well but for its pipelines and routes, and its tier."""
+    """Return the problems of a broker that is well except for its pipelines, routes and tier."""
     return Problems(broker_of(pipelines, tier))
 
 
@@ -31,20 +31,29 @@ def test_a_pipeline_that_is_silent_is_lost_since_its_last_report(tmp_path):
     pipelines = Pipelines(tmp_path, clock=lambda: now)
     pipelines.put("rollup", PipelineReport("running", started_at=1.0, rows=1))
     problems = problems_of(pipelines)
-    assert problems.look(now, {}, {}, None, []) == []
+    assert problems.find(now, {}, {}, None, []) == []
     now += LOST_AFTER_SECONDS + 1
-    (problem,) = problems.look(now, {}, {}, None, [])
+    (problem,) = problems.find(now, {}, {}, None, [])
     assert problem.text == "pipeline rollup is lost: it has stopped reporting"
     assert (problem.level, problem.since, problem.path) == ("error", 1_000_000, "/pipelines")
 
 
 def test_a_tier_that_cannot_be_written_is_a_problem(tmp_path):
     tier = SimpleNamespace(problem="it belongs to another broker", topic_problems={"a b": "gone"})
-    problems = problems_of(Pipelines(tmp_path), tier).look(10.0, {}, {}, None, [])
+    problems = problems_of(Pipelines(tmp_path), tier).find(10.0, {}, {}, None, [])
     assert [(one.level, one.text, one.path) for one in problems] == [
         ("error", "the tier of topics: it belongs to another broker", "/topics"),
         ("error", "topic a b is not copied to the tier: gone", "/topics/a%20b"),
     ]
+
+
+def test_rejected_buffered_events_are_one_problem_while_their_number_grows(tmp_path):
+    broker = broker_of(Pipelines(tmp_path))
+    problems = Problems(broker)
+    for at, events in ((10.0, 1), (20.0, 2)):
+        broker.buffer.failed.events = events
+        (problem,) = problems.find(at, {}, {}, None, [])
+        assert (problem.text, problem.since) == ("the database rejected buffered events", 10_000)
 
 
 def test_too_many_open_files_are_a_problem_before_connections_are_cut_off(tmp_path):
@@ -53,9 +62,9 @@ def test_too_many_open_files_are_a_problem_before_connections_are_cut_off(tmp_pa
     broker.metrics.gauge("process_max_fds", "").set(100)
     opened.set(90)
     problems = Problems(broker)
-    assert problems.look(10.0, {}, {}, None, []) == []
+    assert problems.find(10.0, {}, {}, None, []) == []
     opened.set(91)
-    (problem,) = problems.look(10.0, {}, {}, None, [])
+    (problem,) = problems.find(10.0, {}, {}, None, [])
     assert problem.level == "warning"
     assert "close to its limit of open files" in problem.text
 
@@ -69,7 +78,7 @@ def test_a_handler_that_hangs_and_handlers_that_idle_are_problems(tmp_path):
         consumer("hangs", in_flight_seconds=1020.0),
         consumer("idles", problem="messages wait while handlers idle. Push with partition="),
     ]
-    seen = problems_of(Pipelines(tmp_path)).look(2000.0, {}, {}, None, [], consumers)
+    seen = problems_of(Pipelines(tmp_path)).find(2000.0, {}, {}, None, [], consumers)
     assert [(one.text, one.since, one.path) for one in seen] == [
         (
             "a handler of orders@billing at hangs has been running for more than 10 minutes",
@@ -96,7 +105,7 @@ def test_routes_that_are_denied_failing_or_could_not_start_are_problems(tmp_path
         route("a/b", "answered 503", paused=None, tries_again_seconds=None, failing_since=5.0),
         RouteStatus(name="broken", state="failed", last_error="no such topic"),
     ]
-    findings = problems.look(10.0, {}, {}, None, routes)
+    findings = problems.find(10.0, {}, {}, None, routes)
     assert [(one.text, one.since, one.path) for one in findings] == [
         ("route denied: answered 401", 10_000, "/routes/denied"),
         ("route a/b: answered 503", 5_000, "/routes/a%2Fb"),

@@ -26,6 +26,18 @@ async def make_letters(queues: Queues) -> None:
     await answer(queues, messages[6:], "failed", "bad address")
 
 
+@pytest.fixture(autouse=True)
+def steps_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
+
+
+class Ended(list[BackgroundTask]):
+    """The tasks whose end was reported."""
+
+    async def note(self, task: BackgroundTask) -> None:
+        self.append(task)
+
+
 async def nothing(_: BackgroundTask) -> None:
     pass
 
@@ -34,19 +46,11 @@ async def has_done(tasks: Tasks, task: BackgroundTask, count: int) -> bool:
     return (await tasks.get(task.id)).done == count
 
 
-async def test_all_that_match_are_requeued_and_the_end_is_reported(
-    database_url, monkeypatch
-) -> None:
-    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
-
+async def test_all_that_match_are_requeued_and_the_end_is_reported(database_url) -> None:
     async with running(database_url) as queues:
-        ended: list[BackgroundTask] = []
-
-        async def note(task: BackgroundTask) -> None:
-            ended.append(task)
-
+        ended = Ended()
         await make_letters(queues)
-        tasks = Tasks(queues, "me", note)
+        tasks = Tasks(queues, "me", ended.note)
         task = await tasks.start("requeue", Which(error="gateway TIME"), "q@g", "ana")
         assert (task.total, task.exact, task.state) == (6, True, "running")
         await eventually(lambda: bool(ended))
@@ -65,14 +69,8 @@ async def test_all_that_match_are_requeued_and_the_end_is_reported(
 
 
 async def test_it_ends_although_what_it_puts_back_fails_again(database_url, monkeypatch) -> None:
-    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
-
     async with running(database_url) as queues:
-        ended: list[BackgroundTask] = []
-
-        async def note(task: BackgroundTask) -> None:
-            ended.append(task)
-
+        ended = Ended()
         await make_letters(queues)
         put_back = queues.dead.requeue_steps
 
@@ -83,7 +81,7 @@ async def test_it_ends_although_what_it_puts_back_fails_again(database_url, monk
                 yield count
 
         monkeypatch.setattr(queues.dead, "requeue_steps", failing)
-        await Tasks(queues, "me", note).start("requeue", Which(), "q", "ana")
+        await Tasks(queues, "me", ended.note).start("requeue", Which(), "q", "ana")
         await eventually(lambda: bool(ended))
         assert (ended[0].state, ended[0].done) == ("finished", 7)
         assert await queues.dead.count(Which()) == 7
@@ -92,14 +90,8 @@ async def test_it_ends_although_what_it_puts_back_fails_again(database_url, monk
 async def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
     database_url, monkeypatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
-
     async with running(database_url) as queues:
-        ended: list[BackgroundTask] = []
-
-        async def note(task: BackgroundTask) -> None:
-            ended.append(task)
-
+        ended = Ended()
         await make_letters(queues)
         purge, go_on = queues.dead.purge_steps, asyncio.Event()
 
@@ -109,7 +101,7 @@ async def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
                 await go_on.wait()
 
         monkeypatch.setattr(queues.dead, "purge_steps", slowly)
-        first, second = Tasks(queues, "first", nothing), Tasks(queues, "second", note)
+        first, second = Tasks(queues, "first", nothing), Tasks(queues, "second", ended.note)
         task = await first.start("purge", Which(error="timeout"), "q", "ana")
         await eventually(lambda: has_done(first, task, 2))
         await second.all()  # somebody looks at the other one: it is not abandoned
@@ -133,14 +125,8 @@ async def test_what_a_process_left_behind_is_done_by_another_and_any_can_cancel(
 
 
 async def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
-    monkeypatch.setattr(dead_letters, "LETTERS_PER_STEP", 2)
-
     async with running(database_url) as queues:
-        ended: list[BackgroundTask] = []
-
-        async def note(task: BackgroundTask) -> None:
-            ended.append(task)
-
+        ended = Ended()
         await make_letters(queues)
         fetch, lose = queues.database.fetch, {dead_letters.PURGE: [False, True], ADVANCE: [True]}
 
@@ -150,7 +136,7 @@ async def test_it_waits_for_the_database(database_url, monkeypatch) -> None:
             return await fetch(sql, *args)
 
         monkeypatch.setattr(queues.database, "fetch", lost)
-        tasks = Tasks(queues, "me", note)
+        tasks = Tasks(queues, "me", ended.note)
         await tasks.start("purge", Which(error="timeout"), "q", "ana")
         await eventually(lambda: bool(ended))
         assert (ended[0].state, ended[0].done) == ("finished", 6)

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of pipelines (they share an xdist worker), and topics to read."""
+"""One Spark session and one cluster for all tests of pipelines, and topics to read."""
 
 import asyncio
 import tempfile
@@ -22,10 +22,14 @@ from tests.support.topics import append
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a JVM share an xdist worker: those of the session, and those of the cluster."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            if group := next(
+                (name for name in ("spark", "cluster") if name in item.fixturenames), ""
+            ):
+                item.add_marker(pytest.mark.xdist_group(group))
             if item.get_closest_marker("spark"):
                 item.add_marker(
                     pytest.mark.timeout(400)

@@ -29,7 +29,7 @@ from penstock.buffer.events import encode
 from penstock.pipeline.lake.table import LakeTable
 from penstock.queues.types import Item
 from tests.conftest import running_postgres
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 from tests.support.topics import append, random_records
 
 EVENTS_PER_FILE = 100_000
@@ -107,7 +107,7 @@ class Watcher:
         return peaks
 
 
-def job(broker: BrokerProcess, server: Any, *arguments: str) -> dict[str, Any]:
+def job(broker: ServeProcess, server: Any, *arguments: str) -> dict[str, Any]:
     """Run a job; its time and the memory by quarters, which are printed too."""
     command = [sys.executable, "-m", "penstock", "pipeline", "run", *arguments]
     began = time.monotonic()
@@ -135,7 +135,7 @@ def recover(directory: Path, server: Any, count: int) -> None:
     places = write_files(directory / "buffers", count)
     files = sum(len(os.listdir(place)) for place in places)
     print(f"{count:,} events in {files} files", flush=True)
-    with BrokerProcess(directory / "data", database_url=server.url) as broker:
+    with ServeProcess(directory / "data", database_url=server.url) as broker:
         job(broker, server, "recover", *map(str, places), "--url", broker.url)
         report = str(directory / "report.html")
         until = ("--since", "24h", "--queue", "scale", "--html", report)
@@ -147,7 +147,7 @@ def archive(directory: Path, server: Any, count: int) -> dict[str, Any]:
     data, lake = directory / "data", directory / "lake"
     append(data, "scale", random_records(count, RECORD_BYTES))
     print(f"{count:,} records of {RECORD_BYTES} bytes", flush=True)
-    with BrokerProcess(data, database_url=server.url) as broker:
+    with ServeProcess(data, database_url=server.url) as broker:
         reach = ("--broker", "{}:{}".format(*broker.tcp), "--url", broker.url)
         result = job(broker, server, "archive", str(lake), "--topic", "scale", *reach)
     assert result["exit"] == 0, result

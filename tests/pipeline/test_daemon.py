@@ -13,7 +13,8 @@ PROGRAM = """
 import os, sys
 from penstock.pipeline import daemon
 {before}
-os.execv = lambda *a: (print("plain", a[1][2:], flush=True), os._exit(0))
+os.execv = lambda *a: (print("plain", a[1][2:], *filter(daemon.PLAIN.__eq__, os.environ)),
+                       sys.stdout.flush(), os._exit(0))
 sys.argv[1:] = ["pyspark.sql.worker.create_data_source"]
 import pyspark.daemon
 zipped = "pyspark.zip" in pyspark.__file__
@@ -46,8 +47,8 @@ def test_with_another_thread_it_becomes_sparks_own_daemon() -> None:
     thread = (
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
-    assert run(thread).startswith(
-        "plain ['pyspark.daemon', 'pyspark.sql.worker.create_data_source']"
+    assert run(thread) == (
+        "plain ['pyspark.daemon', 'pyspark.sql.worker.create_data_source'] PENSTOCK_PLAIN_DAEMON"
     )
 
 

@@ -18,7 +18,7 @@ from penstock.pipeline.options import QueueSourceOptions, ReachOptions
 from penstock.pipeline.source_columns import QUEUE_COLUMNS
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.pipeline.sources.queue import QueuePlan, QueueReader
-from tests.support.broker import BrokerProcess
+from tests.support.broker import ServeProcess
 
 ENV = {
     name: value
@@ -30,7 +30,7 @@ ENV = {
 @pytest.fixture
 def directory(scratch: Path) -> Iterator[Path]:
     """Where `penstock serve` runs as it comes: its data is in ./penstock-data."""
-    with BrokerProcess(scratch / "penstock-data", env={"DATABASE_URL": ""}) as broker:
+    with ServeProcess(scratch / "penstock-data", env={"DATABASE_URL": ""}) as broker:
         items = [{"queue": "orders", "payload": {"n": n}} for n in range(20)]
         assert httpx.post(f"{broker.url}/api/v1/push", json={"items": items}).status_code == 201
         yield scratch

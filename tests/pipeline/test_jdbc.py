@@ -23,12 +23,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def shop() -> Iterator[Postgres]:
     """A PostgreSQL that listens on a port."""
-    server = Postgres("shop")
-    try:
-        server.create()
+    with Postgres("shop") as server:
         yield server
-    finally:
-        server.remove()
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ def test_a_python_step_must_be_there(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_missing_topic_is_found_before_spark_starts(server, tcp) -> None:
     file = BASE + f"broker: {tcp}\n"
-    with pytest.raises(ConfigError, match="there is no topic 'nowhere-at-all' on"):
+    with pytest.raises(ConfigError, match="topic 'nowhere-at-all' does not exist on"):
         check(parse(file.replace("topic: orders,", "topic: nowhere-at-all,")))
 
 
@@ -241,7 +241,9 @@ def test_a_missing_queue_is_found_before_spark_starts(server) -> None:
         f"name: q\nsource: {{queue: nowhere}}\nsink: {{topic: t}}\ncheckpoint: "
         f"/x\ndatabase: '{server.database_url}'\n"
     )
-    with pytest.raises(ConfigError, match="there is no queue 'nowhere' in the database; queues: "):
+    with pytest.raises(
+        ConfigError, match="queue 'nowhere' does not exist in the database; queues: "
+    ):
         check(parse(file))
 
 
@@ -255,7 +257,7 @@ def test_a_token_is_taken_as_by_the_other_commands(tmp_path: Path, database_url:
         run = CliRunner().invoke
         assert "Authentication required" in run(app, ["pipeline", "validate", str(file)]).output
         output = run(app, ["pipeline", "validate", "--no-spark", str(file), "--token", token()])
-        assert "there is no topic 'orders'" in " ".join(output.output.split())
+        assert "topic 'orders' does not exist" in " ".join(output.output.split())
 
 
 def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
@@ -701,7 +703,7 @@ def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
     assert resolved(file).topic == f"out-{tag}"
     with pytest.raises(ConfigError, match="direct pushes only"):
         resolved(file.replace("hook-", "direct-"))
-    with pytest.raises(ConfigError, match="no export route 'nobody'"):
+    with pytest.raises(ConfigError, match="route 'nobody' does not exist"):
         resolved(file.replace(f"hook-{tag}", "nobody"))
 
 
@@ -1150,5 +1152,5 @@ def test_steps_are_compared_by_what_they_say(spark) -> None:
     after = {"sql": "SELECT DISTINCT n FROM sums"}
     assert changes(made(count, state), made(count, [*state, "u"], u=after)) == ["u is new"]
     assert changes(made(plain, []), made(plain, state)) == [
-        "state was made of nothing and would be of orders, sums"
+        "state depended on nothing and would depend on orders, sums"
     ]

@@ -70,7 +70,7 @@ def test_a_batch_is_inserted_once_in_the_types_of_the_table(
     assert stages(database) == []
     with pytest.raises(InvalidRequest, match="no column 'other'; it has id, Total, at, tags, n"):
         sink(database_url)(spark.sql("SELECT 1 AS other"), 2)
-    with pytest.raises(InvalidRequest, match=r"there is no table 'nowhere'.*columns id"):
+    with pytest.raises(InvalidRequest, match=r"table 'nowhere' does not exist.*columns id"):
         sink(database_url, "nowhere")(spark.sql("SELECT 1 AS id"), 2)
 
 

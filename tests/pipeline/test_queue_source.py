@@ -87,7 +87,7 @@ def test_a_queue_is_read_with_every_column(database_url: str) -> None:
     ]
     assert all(UUID(row["id"]).version == 8 and row["createdAt"].year >= 2024 for row in rows)
     assert [row["headers"] for row in rows] == [None, [("a", "ü"), ("b", "")]]
-    with pytest.raises(NotFound, match="there is no queue 'nowhere'"):
+    with pytest.raises(NotFound, match="queue 'nowhere' does not exist"):
         QueueReader(options(database_url, "nowhere", streaming=False))
 
 
@@ -477,7 +477,7 @@ def test_a_stream_waits_for_a_postgresql_that_is_away_and_says_so(
     assert "trying again for up to 60 s (option databaseTimeout)" in caplog.text
     assert "PostgreSQL answers again after" in caplog.text
     proxy.cut()
-    with pytest.raises(Unavailable, match="Give the option databaseTimeout more seconds"):
+    with pytest.raises(Unavailable, match="Raise the option databaseTimeout"):
         QueueStreamReader(options(proxy.url, databaseTimeout=0.2))
 
 

@@ -462,7 +462,7 @@ def test_a_report_shows_names_as_they_are_and_runs_nothing_in_them(tmp_path) -> 
     assert empty.step == "per 6 hours"
     assert "nothing in this time" in html.read_text()
     assert "no dead letters" in html.read_text()
-    with pytest.raises(Unavailable, match="there is no directory"):
+    with pytest.raises(Unavailable, match="is not a directory"):
         check_target(tmp_path / "nowhere" / "r.html")
 
 

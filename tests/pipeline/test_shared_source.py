@@ -105,7 +105,7 @@ def test_ranges_come_from_the_database_and_the_store(module_database: Database) 
 def test_what_is_missing_is_named(module_database: Database) -> None:
     with pytest.raises(InvalidRequest, match=r"offsets 0 to 199 are in object storage.*sharedTier"):
         batch_rows(topic="t", database=module_database.url)
-    with pytest.raises(NotFound, match=r"no shared topic 'nothing'.*'broker'"):
+    with pytest.raises(NotFound, match=r"shared topic 'nothing' does not exist.*'broker'"):
         batch_rows(topic="nothing", **module_database.reach)
     with pytest.raises(InvalidRequest, match=r"'broker'.*'database'.*'directory'"):
         batch_rows(topic="t")

@@ -11,19 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StructType
 
 from penstock.errors import Conflict, Full, Unavailable
 from penstock.io.journal import events
 from penstock.net.topic_link import TopicLink
+from penstock.pipeline.options import TopicSinkOptions
 from penstock.pipeline.sinks import held_rows, identity
 from penstock.pipeline.sinks.held_rows import Checksum, Held
 from penstock.pipeline.sinks.identity import rejection, wait_for_turn
 from penstock.pipeline.sinks.queue import PushLink
+from penstock.pipeline.sinks.topic import TopicWriter
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.admin.sinks import forget_idle_sinks
 from penstock.queues.options import QueueOptions
@@ -228,11 +232,45 @@ def test_a_checksum_depends_on_the_rows_alone(monkeypatch) -> None:
     assert expected not in map(checksum, map(rows, others))
     monkeypatch.setattr(held_rows, "HELD_BYTES", 20)
     with closing(Held()) as held:
-        for batch in rows(values * 10, 5, 20, 30):
-            held.add(batch)
-        assert [value for batch in held for value in batch["payload"].to_pylist()] == values * 10
+        kept = list(held.keep(rows(values * 10, 5, 20, 30)))
+        assert checksum(kept) == checksum(rows(values * 10))
+        for _ in range(2):
+            read = [value for batch in held for value in batch["payload"].to_pylist()]
+            assert read == values * 10
         assert np.all([batch.num_rows for batch in held])
         assert held.rows == 50
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_batch_that_release_0_2_0_began_is_still_recognised(
+    server, tcp, monkeypatch, spilled
+) -> None:
+    """Its claims have other checksums."""
+    if spilled:
+        monkeypatch.setattr(held_rows, "HELD_BYTES", 20)
+    tag = uuid.uuid4().hex[:8]
+    local = {"streaming.sql.batchId": "3", "sql.streaming.queryId": "0123456789abcdef"}
+    task = SimpleNamespace(getLocalProperty=local.get, partitionId=lambda: 0)
+    monkeypatch.setattr(identity.TaskContext, "get", lambda: task)
+    values = [b"ab", b"", b"c"] * 10
+    given = TopicSinkOptions(topic=f"old-{tag}", broker=tcp, app_id="app")
+    schema = StructType().add("payload", BinaryType())
+
+    def write(*new: bytes) -> None:
+        sink = TopicWriter(given, schema)
+        sink.commit([sink.write(iter(rows([*values, *new], 5, 20)))])
+
+    old = Checksum(["payload"], held_rows.EARLIER)
+    for batch in rows(values):
+        old.add(batch)
+    with TopicLink(tcp, 20) as link:
+        place = (f"old-{tag}", "app:0123456789abc", 3, 0)
+        link.claim(Claim(*place, old.of(30), "an earlier run"))
+        with pytest.raises(Conflict, match="before with other rows"):
+            write(b"more")
+        for _ in range(2):
+            write()
+            assert link.info(f"old-{tag}").next_offset == 30
 
 
 def test_the_checksum_of_keys_takes_any_type() -> None:
@@ -256,7 +294,7 @@ async def test_a_push_of_a_task_stores_each_row_once_even_if_its_message_is_gone
         place = Commit("out", "app", 0, 0)
         items = [Item("out", b"%d" % i, f"p{i % 2}", f"app:{i}") for i in range(10)]
         await queues.sinks.claim(claim(0, 0, "a", "r"))
-        with pytest.raises(Conflict, match="has not come this far"):
+        with pytest.raises(Conflict, match="has not stored the rows before these"):
             await queues.sinks.push(place, 4, items[4:], last=True)
         assert await queues.sinks.push(place, 0, items[:4], last=False) == 4
         await queues.admin.clear("out")
@@ -333,5 +371,5 @@ def test_a_large_task_waits_while_others_come_and_then_says_what_it_needs(monkey
     monkeypatch.setattr(identity, "POLL_SECONDS", 0.01)
     assert wait_for_turn(Broker(first, second, Claimed("write")), asked).verdict == "write"
     monkeypatch.setattr(identity, "WAIT_SECONDS", 0.05)
-    with pytest.raises(Unavailable, match=r"tasks \[4\] have not come again.*as many cores as"):
+    with pytest.raises(Unavailable, match=r"tasks \[4\] have not run again.*as many cores as"):
         wait_for_turn(Broker(first, second), asked)

@@ -139,7 +139,7 @@ def test_only_the_columns_of_a_given_schema_are_made(tmp_path, write_topic) -> N
     ("options", "error", "text"),
     [
         ({}, InvalidRequest, "give either the option 'topic'"),
-        ({"topic": "nowhere"}, NotFound, "there is no topic 'nowhere'"),
+        ({"topic": "nowhere"}, NotFound, "topic 'nowhere' does not exist"),
         ({"topic": "orders", "startingOffsets": "first"}, InvalidRequest, "startingOffsets"),
         (
             {"topic": "orders", "startingOffsets": '{"orders": 99}'},
@@ -148,7 +148,7 @@ def test_only_the_columns_of_a_given_schema_are_made(tmp_path, write_topic) -> N
         ),
         ({"topic": "orders", "minPartitions": "many"}, InvalidRequest, "minPartitions"),
         ({"topic": "orders", "startingTimestamp": "noon"}, InvalidRequest, "startingTimestamp"),
-        ({"topicPattern": "("}, InvalidRequest, "not a regular expression"),
+        ({"topicPattern": "("}, InvalidRequest, "is a regular expression, not .*: missing \\)"),
     ],
 )
 def test_a_wrong_option_is_an_error_that_says_what_it_may_be(

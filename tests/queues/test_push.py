@@ -10,8 +10,7 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, ItemOutcome, PopRequest, Queues
-from penstock.queues import push as pushing
+from penstock.queues import Item, ItemOutcome, PopRequest, Queues, engine
 from tests.queues.support import (
     complete,
     pop,
@@ -50,8 +49,9 @@ async def test_a_transaction_id_may_have_any_character_but_nul(queues: Queues) -
 
 async def test_max_size_refuses_what_does_not_fit_and_says_which(queues: Queues) -> None:
     await queues.admin.configure("q", QueueOptions(max_size=3))
-    statuses = [pushed.status for pushed in await queues.push([Item("q", b"1") for _ in range(5)])]
-    assert statuses == ["queued"] * 3 + ["full"] * 2
+    items = [Item("q", b"1") for _ in range(3)] + [Item("q", b"1", transaction_id="same")] * 2
+    pushed = [(one.index, one.status) for one in await queues.push(items)]
+    assert pushed == [*((n, "queued") for n in range(3)), (3, "full"), (4, "full")]
     await complete(queues, await pop(queues, "q", 2))
     racing = await asyncio.gather(*(queues.push([Item("q", b"2")]) for _ in range(10)))
     assert sorted(pushed[0].status for pushed in racing) == ["full"] * 8 + ["queued"] * 2
@@ -92,7 +92,7 @@ async def test_large_pushes_share_no_call_however_few_they_are(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is merged is one message to PostgreSQL, which takes a gigabyte at most."""
-    monkeypatch.setattr(pushing, "HEAVY_BYTES", 100)
+    monkeypatch.setattr(engine, "HEAVY_BYTES", 100)
 
     async with running(database_url, merge_max=10) as queues:
         await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))

@@ -223,8 +223,8 @@ async def test_state_is_filtered_by_keys_prefix_and_the_end_of_a_window(database
                 {"keys": ["x", "w:2", "nope"]},
                 {"prefix": "w:"},
                 {"prefix": "w%"},
-                {"ripe_at": 20},
-                {"ripe_at": 21, "prefix": "w:", "keys": ["w:2", "x"]},
+                {"ended_by": 20},
+                {"ended_by": 21, "prefix": "w:", "keys": ["w:2", "x"]},
             )
         ]
         assert found[0] == rows

@@ -50,7 +50,7 @@ async def test_a_wake_up_during_a_look_is_not_lost(database_url: str) -> None:
 
 async def test_a_delivery_in_the_turn_of_a_cancellation_is_given_back() -> None:
     waiting = WaitingPop()
-    taken = Taken(Take("q", "g", 1, None, 1, 1, None), [], "ok")
+    taken = Taken(Take(0, "q", "g", 1, None, 1, 1, None), [], "ok")
     returned: list[Taken] = []
     parked = asyncio.create_task(waiting.park(60, returned.append))
     await eventually(lambda: waiting.parked)

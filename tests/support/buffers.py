@@ -26,7 +26,7 @@ from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, name_items
+from penstock.queues.push import name_items
 from penstock.queues.schema import SCHEMA
 from penstock.queues.types import Item, ItemOutcome, PopRequest, Status
 from tests.support import guard
@@ -124,7 +124,9 @@ class Store:
         if status == "queued":
             self._ids.add(key)
             self.stored.setdefault(key[:2], []).append(item)
-        return answer_of(item, 0, status, "id", "partition")
+        return ItemOutcome(
+            0, status, "id", item.transaction_id, "partition", item.trace_id, item.queue
+        )
 
     def payloads(self, queue: str = "q", partition: str = "Default") -> list[bytes]:
         return [item.payload for item in self.stored.get((queue, partition), [])]
@@ -151,6 +153,27 @@ async def buffering(
             yield buffer
         finally:
             await buffer.stop()
+
+
+@asynccontextmanager
+async def over_store(
+    directory: Path, *, healthy: bool = True, **settings: Any
+) -> AsyncIterator[tuple[Store, Buffer]]:
+    """A database in memory, and a started buffer over it."""
+    store = Store(healthy)
+    async with buffering(directory, store, **settings) as buffer:
+        yield store, buffer
+
+
+async def replayed(buffer: Buffer, database: Database | None = None) -> None:
+    """Wait until the database has everything, and new pushes go straight to it."""
+    await eventually(
+        lambda: (
+            (database is None or database.healthy)
+            and buffer.status.pending == 0
+            and not buffer.backlog.held_partitions
+        )
+    )
 
 
 def items(*payloads: object, queue: str = "q", partition: str = "Default") -> list[Item]:

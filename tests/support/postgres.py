@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import asyncpg
 
@@ -47,12 +47,24 @@ class Postgres:
         self.frozen: list[int] = []
         guard.watch_postgres(self.directory)
 
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.remove()
+
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def create(self) -> None:
-        self.server.start()
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@{self.address}/postgres?sslmode=disable"
 
     def start(self) -> None:
         self.server.start()
@@ -139,12 +151,23 @@ class Postgres:
 class Pair:
     """A primary and a standby that every commit waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, replicated: bool = True) -> None:
         self.primary, self.standby = Postgres("one"), Postgres("two")
+        self._replicated = replicated  # from the start
 
-    def create(self) -> None:
-        self.primary.create()
-        self.rejoin()
+    def __enter__(self) -> Self:
+        try:
+            self.primary.start()
+            if self._replicated:
+                self.rejoin()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.primary.remove()
+        self.standby.remove()
 
     def url(self, *order: Postgres) -> str:
         """Names both, in this order; else the primary first."""
@@ -177,7 +200,3 @@ class Pair:
         state = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
         if self.primary.sql(state) != 1:
             self.rejoin()
-
-    def remove(self) -> None:
-        self.primary.remove()
-        self.standby.remove()

@@ -13,6 +13,7 @@ from websockets.sync.client import connect
 from penstock import errors
 from penstock.client.brokers import Brokers
 from penstock.client.connection import Endpoint, Link
+from penstock.contract.operation import Operation
 from penstock.net.broker_caller import BrokerCaller
 from penstock.net.topic_link import TopicLink
 from penstock.protocol import frames
@@ -142,7 +143,7 @@ async def test_an_error_over_http_is_the_same_in_our_clients(
     with pytest.raises(errors.PenstockError) as caught:
         brokers = Brokers([url], retry_for=0.0)
         try:
-            await brokers.json(dict[str, Any], "POST", "/topics/t")
+            await brokers.call(Operation("POST", "/topics/t", dict[str, Any], ""))
         finally:
             await brokers.close()
     assert same(caught.value, error)

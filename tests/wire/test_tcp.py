@@ -209,7 +209,7 @@ async def test_a_record_above_the_limit_is_refused_alone_and_counted_once(tmp_pa
             OK,
         ]
         assert await wire.ask(NEXT, named("a")) == (0x83, OK, u64(2))
-        assert served.metrics.snapshot()['penstock_tcp_requests_total{command="produce"}'] == 3
+        assert served.metrics.samples()['penstock_tcp_requests_total{command="produce"}'] == 3
 
 
 @pytest.mark.parametrize("fsync", ["never", "interval", "group", "always"])

@@ -21,12 +21,11 @@ class Admission:
         self._replaying = False
         self._closing = False
         self._credit = 0.0
-        self._line: deque[tuple[int, asyncio.Future[bool]]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[bool]]] = deque()
 
     @property
     def waiting(self) -> int:
-        """Return the number of pushes that wait."""
-        return len(self._line)
+        return len(self._waiting)
 
     def begin(self) -> None:
         self._replaying, self._closing, self._credit = True, False, FIRST_EVENTS
@@ -37,8 +36,8 @@ class Admission:
 
     def committed(self, events: int) -> None:
         self._credit += events * SHARE
-        while self._line and not self._closing and self._line[0][0] <= self._credit:
-            events, waiter = self._line.popleft()
+        while self._waiting and not self._closing and self._waiting[0][0] <= self._credit:
+            events, waiter = self._waiting.popleft()
             if not waiter.done():
                 self._credit -= events
                 waiter.set_result(True)
@@ -46,8 +45,8 @@ class Admission:
     def end(self) -> None:
         """End the replay. Waiting pushes choose again where to go."""
         self._replaying = self._closing = False
-        while self._line:
-            waiter = self._line.popleft()[1]
+        while self._waiting:
+            waiter = self._waiting.popleft()[1]
             if not waiter.done():
                 waiter.set_result(False)
 
@@ -57,11 +56,11 @@ class Admission:
             return True
         if (
             not self._closing
-            and not self._line
+            and not self._waiting
             and (events <= self._credit or events > FIRST_EVENTS)
         ):
             self._credit -= events
             return True
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._line.append((min(events, FIRST_EVENTS), waiter))
+        self._waiting.append((min(events, FIRST_EVENTS), waiter))
         return await waiter

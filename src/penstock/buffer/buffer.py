@@ -43,7 +43,6 @@ from penstock.buffer.replay import BufferReplay, Progress
 from penstock.buffer.status import BufferFigures
 from penstock.buffer.storage import BufferStorage
 from penstock.config import schema
-from penstock.contract.buffers import BufferStatus
 from penstock.database import Database
 from penstock.errors import (
     InvalidRequest,
@@ -57,15 +56,15 @@ from penstock.io.fs import Fs
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics
 from penstock.queues.engine import Queues
-from penstock.queues.push import answer_of, name_items
+from penstock.queues.push import name_items
 from penstock.queues.types import Item, ItemOutcome
 
 log = logging.getLogger("penstock.buffer")
 
 ADOPT_SECONDS = 2.0
-LAST_PASS_EVENTS = 500  # so few are committed while new pushes wait
+LAST_PASS_EVENTS = 500  # with no more than this left, new pushes wait for the last pass
 MAX_REPLAY_PAUSE_SECONDS = 1.0  # pauses double while the database refuses
-IN_FLIGHT_SECONDS = 0.5  # pushes in flight fail within milliseconds: their connections are cut
+IN_FLIGHT_SECONDS = 0.5  # limit; pushes in flight fail within milliseconds of an outage
 DRAIN_SECONDS, DRAIN_POLL_SECONDS = 5.0, 0.02
 STOP_SECONDS = 5.0
 DEFAULT_BUFFER_MS, DEFAULT_BUFFER_MAX = 100, 100
@@ -108,7 +107,7 @@ class Buffer:
         )
         self._metrics = metrics
         self._in_flight = 0  # direct pushes
-        self._none_in_flight = asyncio.Event()  # cleared if some are in flight when it goes down
+        self._none_in_flight = asyncio.Event()  # cleared if an outage begins with pushes in flight
         self._none_in_flight.set()
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -117,7 +116,7 @@ class Buffer:
         self._stopping = False
         self._retrying = asyncio.Lock()
         self._replay_problem = ""  # why a replay stopped although the database is up; logged once
-        self._recovered = True  # since the last time the database went down
+        self._recovered = True  # an event was replayed since the last outage
         self._buffered = metrics.counter(
             "penstock_buffer_events_total", "Events written to buffer files", "kind"
         )
@@ -128,15 +127,7 @@ class Buffer:
         self._adopted = metrics.counter(
             "penstock_buffer_adopted_total", "Buffer files taken over from processes that ended"
         )
-        self.status = BufferFigures(
-            self.journal,
-            self.qos0,
-            self.backlog,
-            self.failed,
-            self.replay,
-            self.maintenance,
-            metrics,
-        )
+        self.status = BufferFigures(self, metrics)
         self._storage.used = lambda: self.status.bytes
 
     async def start(self) -> None:
@@ -219,11 +210,7 @@ class Buffer:
 
     @property
     def healthy(self) -> bool:
-        """Return whether the database is up."""
         return self._database.healthy
-
-    def report(self) -> BufferStatus:
-        return self.status.report(self.directory, self.healthy, self.recovering)
 
     def accepts(self) -> bool:
         """Return whether a push would be buffered if the database were down now."""
@@ -284,7 +271,7 @@ class Buffer:
         milliseconds = DEFAULT_BUFFER_MS if buffer_ms is None else buffer_ms
         most = DEFAULT_BUFFER_MAX if buffer_max is None else buffer_max
         written = False
-        while not written:  # after a wait, the items may belong elsewhere
+        while not written:  # after a wait, choose again where the items go
             if not self._up or self.backlog.blocks(items):
                 return await self._push_behind(items)
             try:
@@ -400,7 +387,7 @@ class Buffer:
             return not self._has_backlog
         except Unavailable as error:
             if self._up and str(error) != self._replay_problem:
-                log.warning("Replay waits, with %d events: %s", self.status.pending, error)
+                log.warning("Replay paused with %d events left: %s", self.status.pending, error)
                 self._replay_problem = str(error)
             return False
         finally:
@@ -458,7 +445,6 @@ class Buffer:
         self._ownership.release_unused(self.backlog.files)
 
     def replay_now(self) -> None:
-        """Wake the worker, which replays at once."""
         self._wake.set()
 
     async def retry_failed(self, *, now: bool = False) -> None:
@@ -488,7 +474,7 @@ class Buffer:
                 self._scan = supervised("buffer scan", self._scan_files, self._metrics)
 
     async def _scan_files(self) -> None:
-        """Read which partitions the adopted files hold, so that pushes to others need not wait."""
+        """Read which partitions the adopted files hold, so that pushes to others do not wait."""
         for file in list(self.backlog.files):
             if file.keys is None:
                 try:
@@ -498,8 +484,15 @@ class Buffer:
                 except FileNotFoundError:
                     pass  # replayed meanwhile
                 except StorageError as error:
-                    log.warning("%s: every partition waits until it is replayed", error)
+                    log.warning(
+                        "%s: pushes to all partitions wait until the file is replayed", error
+                    )
 
 
 def _buffered(items: list[Item]) -> list[ItemOutcome]:
-    return [answer_of(item, index, "buffered") for index, item in enumerate(items)]
+    return [
+        ItemOutcome(
+            index, "buffered", None, item.transaction_id or "", "", item.trace_id, item.queue
+        )
+        for index, item in enumerate(items)
+    ]

@@ -180,7 +180,7 @@ def is_live(directory: Path, tag: str) -> bool:
 
 
 def _locked(path: Path, flags: int = 0) -> int | None:
-    """Open and lock the file. Return None if another process holds the lock."""
+    """Open and lock the file; return None if another process has the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o640)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

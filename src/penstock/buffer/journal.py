@@ -71,7 +71,7 @@ class FailoverJournal:
 
     @property
     def events(self) -> int:
-        """Return the number of events in `files` or about to be; never too few."""
+        """Return how many events are submitted or in `files`; may count some twice, misses none."""
         return self.unwritten + sum(file.events for file in self.files)
 
     def submit(self, items: list[Item]) -> asyncio.Future[None]:
@@ -88,7 +88,7 @@ class FailoverJournal:
         return done
 
     async def flush(self) -> None:
-        """Wait until everything submitted so far is written or refused."""
+        """Wait until everything submitted so far is written or rejected."""
         while self._writing is not None:
             await asyncio.wait([self._writing])
 

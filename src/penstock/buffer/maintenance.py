@@ -48,8 +48,8 @@ class Maintenance:
         self._path = directory / "maintenance.json"
         self.modes = Modes()
         self._unsaved = False  # switched while the database was down
-        self._switches = 0  # begun and ended: a read that overlaps a switch may be older
-        self._switching = 0  # under way
+        self._switches = 0  # counts beginnings and ends, to detect a read that overlaps a switch
+        self._switching = 0  # switches that have begun and not ended
         self._stale = False  # there was a change since the last read began
         self._reading: asyncio.Task[None] | None = None
 

@@ -90,7 +90,7 @@ class BufferOwnership:
                     *(file.name, file.events),
                 )
         except StorageFailed as error:
-            log.error("%s: the replay tries again", error)
+            log.error("%s: the replay will try again", error)
         return file
 
     def release_unused(

@@ -3,9 +3,9 @@
 An event is in its file before the answer, so `kill -9` loses nothing. It is durable at most
 `flush_interval` after the answer, so a power failure may lose that much: either the batch is
 committed by then, or the file is synced. A file contains one batch. A batch is committed when its
-first request has waited for `bufferMs`, or when it has the smallest `bufferMax` of its requests.
-Meanwhile the next batch grows, so a slow database makes larger batches, up to `events_per_file`.
-Then pushes wait.
+first request has waited for `bufferMs`, or when it has as many events as the smallest `bufferMax`
+of its requests. Meanwhile the next batch grows, so a slow database makes larger batches. A batch of
+`events_per_file` events is full: pushes wait until it is committed.
 
 This path is for a database that is up. When it goes down, the waiting events move to the failover
 file in order, and later pushes go there too. The replay recognises the copies in the QoS 0 file by
@@ -29,7 +29,7 @@ from penstock.queues.types import Item
 log = logging.getLogger("penstock.buffer")
 
 MAX_BUFFER_MS = 3_600_000  # upper limit of a request's bufferMs
-EARLY = 0.8  # share of bufferMs after which a batch is committed: then it needs no fsync
+EARLY = 0.8  # share of bufferMs after which a batch is committed, before an fsync is due
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +93,7 @@ class Qos0:
     async def push(self, items: list[Item], buffer_ms: float, buffer_max: int) -> bool:
         """Write the events to the file, or raise StorageFull or StorageFailed.
 
-        Return False if nothing was written after a wait: the caller chooses again where they go.
+        Return False after a wait in which nothing was written: the caller chooses again.
         """
         if self._growing and len(self._growing.items) >= self._settings.events_per_file:
             await asyncio.wait([self._growing.done])
@@ -199,7 +199,7 @@ class Qos0:
         try:
             file.complete(self._fs)
         except StorageError as error:
-            log.warning("%s: it resumes as %s", error, file.name)
+            log.warning("%s: the file keeps the name %s", error, file.name)
         try:
             for part in batches(batch.items, self._settings.max_batch * BATCHES_PER_CALL):
                 refusals += await self._replay.insert(part, "qos0")

@@ -80,8 +80,8 @@ def _pieces(fs: Fs, path: Path) -> Iterator[bytes]:
 
 
 def decode_window(data: bytes, name: str = "", offset: int = 0) -> Window:
-    """Return the events of whole lines, which are in the file `name` at `offset`. Without a name,
-    each needs a transaction id.
+    """Return the events of whole lines, which are in the file `name` at `offset`. An event without
+    a transaction id gets one made of these two; without a `name`, it is bad.
     """
     try:
         return Window(decode_all(data))
@@ -116,7 +116,7 @@ def count_events(fs: Fs, path: Path) -> int:
 
 
 def keys_in(fs: Fs, path: Path) -> set[Key]:
-    """Return the partitions that a file has events of."""
+    """Return the partitions whose events are in a file."""
     keys: set[Key] = set()
     for window in windows(fs, path):
         keys |= keys_of(window.items)

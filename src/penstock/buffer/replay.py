@@ -110,7 +110,7 @@ class BufferReplay:
         self._directory = storage.directory
         self._fs = storage.fs
         self._failed = failed
-        self._live = live  # returns whether pushes go to the database directly now
+        self._live = live  # whether pushes go to the database directly now
         self._recent: deque[tuple[float, int]] = deque()
         self._unpaused = 0
         self.flushed = metrics.counter(
@@ -187,7 +187,7 @@ class BufferReplay:
         await self._storage.in_pool(self._fs.rename, file.path, path)
         self.quarantined.add(file.events)
         log.error(
-            "%s with %d events cannot be read and is in %s/: copy it back when it can be read",
+            "%s with %d events cannot be read and was moved to %s/: move it back after a repair",
             file.name,
             file.events,
             QUARANTINE,

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Protocol
 
 from penstock.buffer.backlog import BufferBacklog, BufferFile
 from penstock.buffer.failed import FailedEvents
@@ -17,25 +18,27 @@ from penstock.metrics import Merge, Metrics
 MAX_FILES = 200  # listed in a status
 
 
-class BufferFigures:
-    """The figures of the buffer's parts."""
+class BufferParts(Protocol):
+    """The parts of `Buffer` that figures come from."""
 
-    def __init__(
-        self,
-        journal: FailoverJournal,
-        qos0: Qos0,
-        backlog: BufferBacklog,
-        failed: FailedEvents,
-        replay: BufferReplay,
-        maintenance: Maintenance,
-        metrics: Metrics,
-    ) -> None:
-        self._journal = journal
-        self._qos0 = qos0
-        self._backlog = backlog
-        self._failed = failed
-        self._replay = replay
-        self._maintenance = maintenance
+    directory: Path
+    journal: FailoverJournal
+    qos0: Qos0
+    backlog: BufferBacklog
+    failed: FailedEvents
+    replay: BufferReplay
+    maintenance: Maintenance
+    recovering: Progress | None
+
+    @property
+    def healthy(self) -> bool: ...
+
+
+class BufferFigures:
+    """The figures of a buffer."""
+
+    def __init__(self, buffer: BufferParts, metrics: Metrics) -> None:
+        self._buffer = buffer
 
         def by_kind(name: str, meaning: str, field: str, merge: Merge = "sum") -> None:
             def read() -> dict[tuple[str, ...], float]:
@@ -52,17 +55,17 @@ class BufferFigures:
         metrics.gauge(
             "penstock_buffer_failed",
             "Events in failed/ now, rejected by the database",
-            read=lambda: failed.events,
+            read=lambda: buffer.failed.events,
         )
         metrics.gauge(
             "penstock_buffer_held_partitions",
             "Partitions with buffered events; new pushes to them are buffered too",
-            read=lambda: backlog.held_partitions,
+            read=lambda: buffer.backlog.held_partitions,
         )
         metrics.gauge(
             "penstock_buffer_replay_rate",
             "Events replayed per second",
-            read=lambda: replay.rate,
+            read=lambda: buffer.replay.rate,
         )
         metrics.gauge(
             "penstock_buffer_maintenance",
@@ -73,7 +76,7 @@ class BufferFigures:
         )
 
     def _modes(self) -> dict[tuple[str, ...], float]:
-        modes = self._maintenance.modes
+        modes = self._buffer.maintenance.modes
         return {("push",): int(modes.push), ("pop",): int(modes.pop)}
 
     @property
@@ -83,47 +86,52 @@ class BufferFigures:
     @property
     def bytes(self) -> int:
         """Return the bytes in files of this process."""
-        files = [*self._journal.files, *self._qos0.files, *self._backlog.files]
-        return sum(file.size for file in files) + self._failed.size
+        buffer = self._buffer
+        files = [*buffer.journal.files, *buffer.qos0.files, *buffer.backlog.files]
+        return sum(file.size for file in files) + buffer.failed.size
 
     def kind(self, kind: Kind) -> KindStatus:
-        growing = self._journal if kind == "failover" else self._qos0
-        files = self._backlog.files_of(kind) + growing.files
-        unwritten = self._journal.unwritten if kind == "failover" else 0
+        buffer = self._buffer
+        growing = buffer.journal if kind == "failover" else buffer.qos0
+        files = buffer.backlog.files_of(kind) + growing.files
+        unwritten = buffer.journal.unwritten if kind == "failover" else 0
         oldest = min((file.name.created_at for file in files if file.name.created_at), default=None)
         return KindStatus(
             pending=unwritten + sum(file.events - file.done for file in files),
             files=len(files),
             bytes=sum(file.size for file in files),
             oldest_age=0.0 if oldest is None else round(max(0.0, time.time() - oldest), 3),
-            flushed=int(self._replay.flushed.value(kind)),
+            flushed=int(buffer.replay.flushed.value(kind)),
         )
 
     def files(self) -> list[FileStatus]:
-        files = [_file(file, "failed", file.reason) for file in self._failed.files.values()]
-        files += [_file(file, "waiting") for file in self._backlog.files[:MAX_FILES]]
-        files += [_file(file, "growing") for file in self._qos0.files + self._journal.files]
+        buffer = self._buffer
+        files = [_file(file, "failed", file.reason) for file in buffer.failed.files.values()]
+        files += [_file(file, "waiting") for file in buffer.backlog.files[:MAX_FILES]]
+        files += [_file(file, "growing") for file in buffer.qos0.files + buffer.journal.files]
         return sorted(files, key=lambda file: -(file.age or 0.0))[:MAX_FILES]
 
     def _drain_seconds(self) -> float | None:
         if not self.pending:
             return 0.0
-        rate = self._replay.rate
+        rate = self._buffer.replay.rate
         return round(self.pending / rate, 1) if rate > 0 else None
 
-    def report(self, directory: Path, healthy: bool, progress: Progress | None) -> BufferStatus:
+    def report(self) -> BufferStatus:
+        buffer = self._buffer
+        progress = buffer.recovering
         return BufferStatus(
             pending=self.pending,
-            failed=self._failed.events,
-            db_healthy=healthy,
+            failed=buffer.failed.events,
+            db_healthy=buffer.healthy,
             worker=os.getpid(),
-            maintenance_mode=self._maintenance.modes.push,
-            pop_maintenance_mode=self._maintenance.modes.pop,
-            held_partitions=self._backlog.held_partitions,
-            replay_rate=round(self._replay.rate, 1),
-            quarantined=int(self._replay.quarantined.value()),
-            failed_files=sorted(self._failed.files),
-            directory=str(directory),
+            maintenance_mode=buffer.maintenance.modes.push,
+            pop_maintenance_mode=buffer.maintenance.modes.pop,
+            held_partitions=buffer.backlog.held_partitions,
+            replay_rate=round(buffer.replay.rate, 1),
+            quarantined=int(buffer.replay.quarantined.value()),
+            failed_files=sorted(buffer.failed.files),
+            directory=str(buffer.directory),
             files=self.files(),
             drain_seconds=self._drain_seconds(),
             recovery=Recovery(progress.what, progress.done, progress.total) if progress else None,

@@ -37,8 +37,8 @@ class BufferStorage:
         self._at_rest = at_rest
         self.namer = Namer()
         self.used: Callable[[], int] = lambda: 0  # bytes in files of this process
-        self._room = 0  # bytes that may be written before the next query,
-        self._check_at = 0.0  # or at this time
+        self._room = 0  # bytes that may be written before the free space is queried again
+        self._check_at = 0.0  # when it is queried again in any case
 
     def create(self, kind: Kind) -> tuple[BufferFile, File]:
         """Create a file. The name of a failover file survives a power failure."""
@@ -55,11 +55,10 @@ class BufferStorage:
         return BufferFile(name, path), handle
 
     def encode(self, items: Iterable[Item]) -> list[bytes]:
-        """Return the items as lines of a file."""
         return encode(map(self._at_rest, items))
 
     def reserve(self, more: int) -> None:
-        """Raise StorageFull if so many bytes exceed `max_bytes` or use up the reserve."""
+        """Reserve space for `more` bytes. Raise StorageFull if they exceed a limit."""
         now = time.monotonic()
         # a query for each push would cost more than its write
         if now > self._check_at or self._room < more:

@@ -32,6 +32,7 @@ from penstock.cli import BrokerApi, app
 from penstock.client import Client, Message
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import ConsumerOptions
+from penstock.contract.operation import Operation
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.io.tasks import RETRY_SECONDS
 
@@ -87,7 +88,7 @@ class Shop:
 
     async def ask(self, method: str, target: str, body: Any = None) -> Any:
         """Send a request. Cancelling the caller does not cancel it: `clean_up` waits for it."""
-        call = self.brokers.json(Any, method, target, body=body, again=False)
+        call = self.brokers.call(Operation(method, target, Any, ""), body=body)
         request = asyncio.ensure_future(call)
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)
@@ -105,13 +106,8 @@ class Shop:
         destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
         body = {"name": ROUTE, "source": {"topic": TOPIC}, "destination": destination}
         await self.ask("POST", "/api/v1/routes", body)
-        await self.client.schedules.create(
-            SCHEDULE,
-            cron="0 3 * * *",
-            timezone="Europe/Rome",
-            queue="demo-emails",
-            payload={"id": 0},
-        )
+        body = {"cron": "0 3 * * *", "timezone": "Europe/Rome", "queue": "demo-emails"}
+        await self.ask("PUT", f"/api/v1/schedules/{SCHEDULE}", body | {"payload": {"id": 0}})
         for address, seconds, failing in CONSUMERS:
             self._consume(address, seconds, failing)
 

@@ -5,7 +5,7 @@ from typing import Literal
 from penstock.cli import WatchApi, app
 from penstock.cli.tables import Column, Facts, TextLine, View, count
 
-MAINTENANCE = "/api/v1/system/maintenance"
+BUFFERS = "/api/v1/buffers"
 
 
 @app.command
@@ -33,16 +33,17 @@ def maintenance(
     :param pops: Apply to pops instead of pushes: pops return no messages.
     """
     if switch is not None:
-        target = f"{MAINTENANCE}/pop" if pops else MAINTENANCE
-        answer = api.post(target, body={"enabled": switch == "on"})
-        return View(answer, [TextLine(answer["message"])])
-    report = api.get(MAINTENANCE)
+        modes = {"pop" if pops else "push": switch == "on"}
+        answer = api.put(BUFFERS, "maintenance", body=modes)
+        what = "pops" if pops else "pushes"
+        return View(answer, [TextLine(f"maintenance of {what} is {switch}")])
+    report = api.get("/api/v1/status/buffers")
     columns = (
         Column("pushes", lambda one: _goes(one["maintenanceMode"], "to the buffer")),
         Column("pops", lambda one: _goes(one["popMaintenanceMode"], "get no messages")),
-        Column("buffered messages", "bufferedMessages", count),
-        Column("failed events", "bufferStats.failedCount", count),
-        Column("database", lambda one: "up" if one["bufferStats"]["dbHealthy"] else "down"),
+        Column("buffered messages", "pending", count),
+        Column("failed events", "failed", count),
+        Column("database", lambda one: "up" if one["dbHealthy"] else "down"),
     )
     return View(report, [Facts(columns, report)])
 

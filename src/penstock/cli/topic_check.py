@@ -140,7 +140,7 @@ async def _verify_shared(
 def _show_tier(reports: "list[TierReport]", topics: set[str], json: bool) -> None:
     missing = sorted(topics - {report.topic for report in reports})
     if missing:
-        say(f"penstock: there is no topic {', '.join(missing)}")
+        say(f"penstock: these topics are not in the tier: {', '.join(missing)}")
     for report in reports:
         rest = f", {report.unnamed} objects that are not needed" if report.unnamed else ""
         if report.missing:

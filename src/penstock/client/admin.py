@@ -182,13 +182,7 @@ class AdminClient:
         )
 
 
-def _filter(
-    queue: str | None,
-    *,
-    group: str | None = None,
-    partition: str | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-) -> dict[str, Any]:
-    times = {"from": iso_time(since), "to": iso_time(until)}
-    return {"queue": queue, "consumerGroup": group, "partition": partition, **times}
+def _filter(queue: str | None, **which: Unpack[DeadLetterFilter]) -> dict[str, Any]:
+    times = {"from": iso_time(which.get("since")), "to": iso_time(which.get("until"))}
+    place = {"queue": queue, "partition": which.get("partition")}
+    return {**place, "consumerGroup": which.get("group"), **times}

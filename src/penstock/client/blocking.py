@@ -67,8 +67,13 @@ class BlockingBrokers:
             self.current = (self.current + 1) % len(self.urls)
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Return the headers that authenticate a request."""
-        token = self._token() if callable(self._token) else self._token
+        """Return the headers that authenticate a request. A token function that fails is tried
+        again, as a broker that does not answer.
+        """
+        try:
+            token = self._token() if callable(self._token) else self._token
+        except Exception as error:
+            raise Unavailable(f"the function that returns the token failed: {error!r}") from error
         return ((("Authorization", f"Bearer {token}")),) if token else ()
 
 

@@ -149,32 +149,6 @@ class Brokers:
         headers = _JSON if body else ()
         return (*headers, ("Authorization", f"Bearer {self._token()}")) if self._token else headers
 
-    async def json(
-        self,
-        kind: type[T],
-        method: str,
-        *parts: str,
-        body: Any = None,
-        again: bool | None = None,
-        timeout: float | None = None,
-        retry_for: float | None = None,
-        **query: Any,
-    ) -> T:
-        """Ask with a JSON body, answer with what the JSON of the answer says, as a `kind`. `parts`
-        and `query` are those of `resource`. All but a POST may be sent again, unless `again` says
-        otherwise.
-        """
-        answer = await self.ask(
-            method,
-            resource(*parts, **query),
-            b"" if body is None else msgspec.json.encode(body),
-            again=method != "POST" if again is None else again,
-            timeout=timeout,
-            retry_for=retry_for,
-        )
-        check(answer)
-        return understood(lambda text: msgspec.json.decode(text, type=kind), answer.body or b"null")
-
     async def call(
         self,
         operation: Operation[T],
@@ -184,17 +158,20 @@ class Brokers:
         retry_for: float | None = None,
         **query: Any,
     ) -> T:
-        """Call an operation of the contract. `names` are the parameters of its path, in order."""
-        return await self.json(
-            operation.answer,
+        """Call an operation with a JSON body, and decode its answer. `names` are the parameters of
+        its path, in order; query parameters of None are left out.
+        """
+        answer = await self.ask(
             operation.method,
-            operation.at(*names),
-            body=body,
+            resource(operation.at(*names), **query),
+            b"" if body is None else msgspec.json.encode(body),
             again=operation.repeatable,
             timeout=timeout,
             retry_for=retry_for,
-            **query,
         )
+        check(answer)
+        kind = operation.answer
+        return understood(lambda text: msgspec.json.decode(text, type=kind), answer.body or b"null")
 
     async def close(self) -> None:
         self.closed = True

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -33,7 +33,6 @@ from penstock.client.hooks import Hook, hook_of
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient
-from penstock.client.results import QueueSettings
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.stateful import StatefulConsumer, StateStore
@@ -52,6 +51,28 @@ from penstock.protocol.queue_options import QueueOptions
 Generate = TypeVar("Generate", bound=Callable[..., Any])
 DEFAULT_URL = "http://127.0.0.1:6632"
 RELEASE_SECONDS = 1.0  # that `close` always has to release messages
+
+
+class QueueSettings(TypedDict, total=False):
+    """The options of `Client.configure`. `QueueOptions` has their defaults and meanings."""
+
+    lease_time: int
+    retry_limit: int
+    retry_delay: int
+    delayed_processing: int
+    window_buffer: int
+    max_size: int
+    ttl: int
+    priority: int
+    dead_letter_queue: bool
+    dlq_after_max_retries: bool
+    retention_enabled: bool
+    retention_seconds: int
+    completed_retention_seconds: int
+    max_wait_time_seconds: int
+    encryption_enabled: bool
+    record_deliveries: bool
+    ordering: str
 
 
 class Client(QueueClient, FormerMethods):

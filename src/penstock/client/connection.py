@@ -278,9 +278,8 @@ class Link:
                         )
                         await self._authenticate(connection)
                 except (OSError, TimeoutError, ConnectionLost) as error:
-                    failures.append(
-                        f"{host}:{port}: {explain(error, shaking=bool(self._tls)) or 'no answer'}"
-                    )
+                    why = explain(error, handshaking=bool(self._tls)) or "no answer"
+                    failures.append(f"{host}:{port}: {why}")
                     continue
                 # The address that answered comes first next time, before dead ones.
                 self._addresses.insert(0, self._addresses.pop(position))

@@ -1,7 +1,7 @@
 """Report the state of this client's consumers to the broker, which shows it in the Console.
 
 One request every `REPORT_SECONDS` reports all of them. A request that fails is not repeated: the
-next report replaces it. A broker that does not know the request is not asked again.
+next report replaces it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from penstock.client.brokers import Brokers
 from penstock.client.consumer import Consumer
 from penstock.contract import operations
 from penstock.contract.consumers import ConsumerHealth
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import PenstockError
 from penstock.protocol.names import QUEUE_MODE
 
 log = logging.getLogger("penstock.client")
@@ -47,8 +47,7 @@ class HealthReporter:
         """Report until cancelled, then report that the consumers end."""
         try:
             while True:
-                if not await self._report(REQUEST_SECONDS, ended=False):
-                    return
+                await self._report(REQUEST_SECONDS, ended=False)
                 await self._share_rates()
                 await self._warn_of_idle_handlers()
                 await asyncio.sleep(REPORT_SECONDS)
@@ -56,17 +55,14 @@ class HealthReporter:
             await self._report(FAREWELL_SECONDS, ended=True)
             raise
 
-    async def _report(self, timeout: float, *, ended: bool) -> bool:
+    async def _report(self, timeout: float, *, ended: bool) -> None:
         body = {"consumers": [self._health(consumer, ended) for consumer in self._consumers]}
         try:
             await self._brokers.call(
                 operations.REPORT_CONSUMERS, body=body, timeout=timeout, retry_for=0.0
             )
-        except NotFound:
-            return False
         except PenstockError as error:
             log.debug("the health of the consumers could not be reported: %s", error)
-        return True
 
     async def _share_rates(self) -> None:
         """Divide each rate that belongs to a group by the number of its consumers."""

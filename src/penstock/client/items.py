@@ -14,15 +14,36 @@ from penstock.protocol.payload import encode_payload
 Item = dict[str, Any]
 
 
-class PushOptions(TypedDict, total=False):
-    """The options of a message: those of `Client.push`."""
+class MessageOptions(TypedDict, total=False):
+    """The options of messages that are pushed together: those of `Client.push_many`."""
 
     partition: str | None  # default: the address's, or "Default"
     headers: Mapping[str, str] | None  # they travel with the message
     delay: float | timedelta | None  # deliver it after so many seconds, or a timedelta
     deliver_at: datetime | None  # deliver it at this time, which has a time zone
+
+
+class PushOptions(MessageOptions, total=False):
+    """The options of a message: those of `Client.push`."""
+
     transaction_id: str | None  # a second message with this id is a duplicate; default: a new one
     trace_id: str | None  # a UUID that belongs to the message
+
+
+class TakeOptions(TypedDict, total=False):
+    """The options by which messages are fetched: those of `pop`, `take` and consumers."""
+
+    batch: int  # messages per fetch; default 1
+    auto_ack: bool  # acknowledge on delivery: at most once
+    partitions: int  # the most partitions to take one batch from; default 1
+    subscription_mode: str | None  # where a new group starts: "all" or "new"
+    subscription_from: datetime | str | None  # where a new group starts: a time, or "now"
+
+
+def check_names(options: Mapping[str, Any], known: Any) -> None:
+    """Raise `TypeError` for an option that the TypedDict `known` does not have."""
+    for name in options.keys() - known.__optional_keys__:
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
 
 
 def new_item(

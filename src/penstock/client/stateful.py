@@ -28,6 +28,7 @@ from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import Address, Message, Received
 from penstock.client.queues import QueueClient
 from penstock.contract import operations
+from penstock.contract.operation import Operation
 from penstock.errors import InvalidRequest, NotFound, PenstockError, TooLarge, Unavailable
 from penstock.net.retry import Backoff
 from penstock.protocol.payload import encode_payload
@@ -89,6 +90,12 @@ class _Done(msgspec.Struct):
     success: bool
 
 
+# Of Queen MQ's API; the first two change nothing when they are repeated.
+_REGISTER = Operation("POST", "/streams/v1/queries", _Query, "Register a query", again=True)
+_LOAD = Operation("POST", "/streams/v1/state/get", _Rows, "Read state", again=True)
+_COMMIT = Operation("POST", "/streams/v1/cycle", _Done, "Commit state with acknowledgements")
+
+
 class StateStore:
     """The state of a consumer in the broker."""
 
@@ -116,9 +123,7 @@ class StateStore:
             "config_hash": self._version,
             "reset": self._reset,
         }
-        answer = await self._brokers.json(
-            _Query, "POST", "/streams/v1/queries", body=body, again=True
-        )
+        answer = await self._brokers.call(_REGISTER, body=body)
         self._query, self._reset = answer.query_id, False
         try:
             about = await self._brokers.call(operations.GET_QUEUE_OPTIONS, where.queue)
@@ -133,9 +138,7 @@ class StateStore:
     async def load(self, message: Received) -> State:
         """Read the state of the message's partition."""
         body = {"query_id": self._query, "partition_id": message.partition_id}
-        answer = await self._brokers.json(
-            _Rows, "POST", "/streams/v1/state/get", body=body, again=True
-        )
+        answer = await self._brokers.call(_LOAD, body=body)
         return State({row.key: msgspec.Raw(bytes(row.value)) for row in answer.rows})
 
     async def commit(self, messages: Sequence[Received], state: State, *, release: bool) -> None:
@@ -159,7 +162,7 @@ class StateStore:
             "push_items": state._items,
             "ack": {"transactionId": last.transaction_id, "leaseId": last.lease_id},
         }
-        await self._brokers.json(_Done, "POST", "/streams/v1/cycle", body=body)
+        await self._brokers.call(_COMMIT, body=body)
         self._leases.drop(messages)
 
     def forget(self, messages: Sequence[Received]) -> None:

@@ -30,11 +30,10 @@ from penstock.client.portal import (
 )
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader
-from penstock.client.results import TransactionStep
 from penstock.client.routes import Routes
 from penstock.client.schedules import Schedules
 from penstock.client.topic import Topic, TopicGroup
-from penstock.client.transactions import Transaction
+from penstock.client.transactions import Transaction, TransactionStep
 from penstock.errors import PenstockError
 from penstock.protocol.record_batch import Batch, Record
 

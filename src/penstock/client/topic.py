@@ -1,12 +1,12 @@
 """Topics over the binary protocol: `Client.topic` gives a `Topic`.
 
-The client finds the TCP port by itself: brokers name their listeners in `/health`, and the client
-connects to that port on the host of the URL. Where the port differs on the way, such as a mapped
-port of a container, name it with `topics="tcp://host:port"`.
+The client asks a broker's `/health` for its TCP port, and connects to that port on the host of the
+broker's URL. If clients reach another port, such as a mapped port of a container, pass
+`topics="tcp://host:port"`.
 
-All topics of a client share one connection, to the first address that answers. A request that may
-be sent twice is sent again after a lost connection until `timeout`. `produce` carries a producer
-id, so it is one of those.
+All topics of a client share one connection, to the first address that answers. After a lost
+connection, a request that is safe to repeat is sent again until `timeout`. `produce` is safe: it
+carries a producer id.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ CONNECT_SECONDS = 5.0
 
 
 class _PlainProducer:
-    """The producer that `Topic.produce` is to one partition."""
+    """The producer id and batch numbers that `Topic.produce` uses for one partition."""
 
     __slots__ = ("numbers", "turn")
 
@@ -68,9 +68,8 @@ class TopicBroker:
     ) -> None:
         self._endpoint, self._token, self._timeout = endpoint, token, timeout
         self._link = self.new_link()
-        self._infos: dict[
-            str, tuple[Info | None, float]
-        ] = {}  # by topic, and until when they count
+        # by topic; each with the time until which it is valid
+        self._infos: dict[str, tuple[Info | None, float]] = {}
         self.plain_producers: dict[str, _PlainProducer] = {}  # by partition label
         self.rotation = Rotation()
 
@@ -160,9 +159,9 @@ class Topic:
 
     async def produce(self, *payloads: Bytes | None, **fields: Unpack[RecordFields]) -> int:
         """Append the payloads as one batch: all of them or none, and once even if the request is
-        retried. Returns the offset of the first one. A `key`, `headers` and a `timestamp` are those
-        of every record; a payload of None is a tombstone. Without a `partition` the key decides, or
-        batches rotate.
+        retried. Returns the offset of the first one. All records get the `key`, `headers` and
+        `timestamp`; a payload of None is a tombstone. Without a `partition`, the key selects one;
+        without a key too, batches go to the partitions in turn.
         """
         if not payloads:
             raise InvalidRequest("nothing to produce")
@@ -296,7 +295,7 @@ class TopicGroup:
 
 
 class TopicFinder:
-    """Asks the brokers where they serve topics, before each connection."""
+    """Ask the brokers for their TCP addresses before each connection."""
 
     def __init__(self, brokers: Brokers, context: Callable[[], ssl.SSLContext]) -> None:
         self._brokers, self._context = brokers, context
@@ -313,7 +312,7 @@ class TopicFinder:
                 addresses.append((urlsplit(url).hostname or host, port))
                 secure.add(tls)
         if not addresses and failures:
-            raise Unavailable(f"no broker says where its topics are ({'; '.join(failures)})")
+            raise Unavailable(f"no broker answered with its TCP address ({'; '.join(failures)})")
         if not addresses:
             raise InvalidRequest(
                 f"{', '.join(self._brokers.urls)}: no broker there serves topics over TCP "

@@ -8,15 +8,33 @@ from penstock.client.brokers import Brokers
 from penstock.client.items import Item, PushOptions, ack_item, new_item, storable
 from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import AckStatus, Address, Received
-from penstock.client.results import TransactionStep
+from penstock.contract import operations
 from penstock.contract.noun import Noun
+from penstock.contract.operation import Operation
 from penstock.errors import Conflict
+
+
+class TransactionStep(Noun, kw_only=True):
+    """The result of one push or ack in a transaction."""
+
+    type: str
+    index: int
+    success: bool
+    transaction_id: str
+    message_id: str | None = None
+    partition_id: str | None = None
+    queue_name: str | None = None
+    error: str | None = None
+    dlq: bool = False
 
 
 class _Committed(Noun, kw_only=True):
     success: bool
     results: list[TransactionStep]
     error: str | None = None
+
+
+_COMMIT = Operation("POST", operations.COMMIT_TRANSACTION.path, _Committed, "Commit")
 
 
 class Transaction:
@@ -79,7 +97,7 @@ class Transaction:
         )
         body = {"operations": self._operations, "requiredLeases": leases}
         try:
-            answer = await self._brokers.json(_Committed, "POST", "/api/v1/transaction", body=body)
+            answer = await self._brokers.call(_COMMIT, body=body)
         finally:  # as with an ack
             self._leases.drop(self._acked)
         if not answer.success:

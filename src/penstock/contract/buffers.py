@@ -1,7 +1,5 @@
 """The buffer: its files, the progress of their replay, and the maintenance modes."""
 
-from typing import ClassVar
-
 import msgspec
 
 
@@ -52,40 +50,8 @@ class BufferStatus(msgspec.Struct, rename="camel"):
     qos0: KindStatus
 
 
-class Switch(msgspec.Struct):
-    enabled: bool
+class MaintenanceModes(msgspec.Struct):
+    """The maintenance modes to turn on or off. Those that are absent stay as they are."""
 
-    texts: ClassVar[dict[str, str]] = {"enabled": "enabled (boolean) is required"}
-
-
-class FailedFiles(msgspec.Struct, rename="camel"):
-    count: int
-    total_bytes: int
-    failover_count: int
-    qos0_count: int
-
-
-class BufferStats(msgspec.Struct, rename="camel"):
-    pending_count: int
-    failed_count: int
-    db_healthy: bool
-    failed_files: FailedFiles
-
-
-class MaintenanceAnswer(msgspec.Struct, rename="camel", omit_defaults=True):
-    maintenance_mode: bool
-    pop_maintenance_mode: bool
-    buffered_messages: int
-    buffer_healthy: bool
-    buffer_stats: BufferStats
-    message: str = ""
-
-
-class PopMaintenanceAnswer(msgspec.Struct, rename="camel"):
-    pop_maintenance_mode: bool
-    message: str
-
-
-class Retried(msgspec.Struct):
-    tried: int
-    failed: int
+    push: bool | None = None  # pushes go to the buffer
+    pop: bool | None = None  # pops return no messages

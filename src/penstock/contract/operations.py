@@ -8,13 +8,7 @@ from types import NoneType
 from penstock.contract import deliveries, queries, topics
 from penstock.contract.analytics import Minutes, MinutesQuery
 from penstock.contract.broker import PROMETHEUS, Alive, BrokerReady, BrokerStatus, ReadyQuery
-from penstock.contract.buffers import (
-    BufferStatus,
-    MaintenanceAnswer,
-    PopMaintenanceAnswer,
-    Retried,
-    Switch,
-)
+from penstock.contract.buffers import BufferStatus, MaintenanceModes
 from penstock.contract.consumers import Consumers, ConsumersReport, Reported
 from penstock.contract.dead_letters import DeadLetters, Purged, Requeued
 from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
@@ -208,7 +202,7 @@ BURY_MESSAGE = _messages.post(
     body=BuryBody | None,
     audit=Audited("message.bury", body=("consumerGroup", "error")),
 )
-ADD_TRACE = Section("messages", "/api/v1/traces").post(
+ADD_TRACE = Section("queen", "/api/v1/traces").post(
     "", TraceAdded, "Attach a trace event to a message", body=TraceBody
 )
 
@@ -668,36 +662,19 @@ GET_BUFFER = _buffer.get(
     "/status/buffers", BufferStatus, "Events buffered on disk, and the progress of their replay"
 )
 REPLAY_BUFFER = _buffer.post(
-    "/buffers/replay",
+    "/buffers/{action}",
     BufferStatus,
-    "Replay the buffer now",
+    "Replay the buffer now, or retry the events in `failed/`",
+    choices=("replay", "retry-failed"),
     role=Role.ADMIN,
-    audit=Audited("buffer.replay"),
+    audit=Audited("buffer.{action}", answer=("failed",)),
 )
-RETRY_FAILED_EVENTS = _buffer.post(
-    "/buffers/retry-failed",
-    Retried,
-    "Retry the events in `failed/` now",
+SWITCH_MAINTENANCE = _buffer.put(
+    "/buffers/maintenance",
+    BufferStatus,
+    "Turn maintenance modes on or off: with `push`, pushes go to the buffer; with `pop`, pops get"
+    " no messages",
+    body=MaintenanceModes,
     role=Role.ADMIN,
-    audit=Audited("buffer.retry", answer=("tried", "failed")),
-)
-_MAINTENANCE = "/system/maintenance"
-GET_MAINTENANCE = _buffer.get(
-    _MAINTENANCE, MaintenanceAnswer, "Whether the maintenance modes are on", role=Role.ADMIN
-)
-SWITCH_MAINTENANCE = _buffer.post(
-    _MAINTENANCE,
-    MaintenanceAnswer,
-    "Turn maintenance mode on or off; while it is on, pushes go to the buffer",
-    body=Switch,
-    role=Role.ADMIN,
-    audit=Audited("maintenance.push", body=("enabled",)),
-)
-SWITCH_POP_MAINTENANCE = _buffer.post(
-    f"{_MAINTENANCE}/pop",
-    PopMaintenanceAnswer,
-    "Turn pop maintenance mode on or off; while it is on, pops return no messages",
-    body=Switch,
-    role=Role.ADMIN,
-    audit=Audited("maintenance.pop", body=("enabled",)),
+    audit=Audited("maintenance", body=("push", "pop")),
 )

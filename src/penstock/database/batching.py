@@ -52,12 +52,10 @@ class Batcher(Generic[T, R]):
         *,
         limit: int,
         slots: int,
-        size: Callable[[T], int] = lambda _: 1,
         enough: int = 0,
         give_back: Callable[[R], None] = lambda _: None,
     ) -> None:
         self._call = call
-        self._size = size
         self._limit = limit  # the size of one call, unless one request is larger
         self._slots = slots  # calls at a time
         self._enough = enough  # waiting size that starts a further call; 0: half of `_level`
@@ -75,12 +73,11 @@ class Batcher(Generic[T, R]):
         """Return the requests that wait for a call."""
         return [request for request, _, _ in self._waiting]
 
-    def submit(self, request: T) -> "asyncio.Future[R]":
+    def submit(self, request: T, size: int = 1) -> "asyncio.Future[R]":
         """Queue a request and return the future of its result. Cancelling the future before the
         request is sent withdraws it. Later, the result goes to `give_back`.
         """
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        size = self._size(request)
         self._waiting.append((request, size, future))
         self._waiting_size += size
         if self._busy < self._slots:
@@ -90,9 +87,9 @@ class Batcher(Generic[T, R]):
                 self._gather()
         return future
 
-    async def ask(self, request: T) -> R:
+    async def ask(self, request: T, size: int = 1) -> R:
         """Return the result of a request. It goes to `give_back` if this task is cancelled."""
-        future = self.submit(request)
+        future = self.submit(request, size)
         try:
             return await future
         except asyncio.CancelledError:

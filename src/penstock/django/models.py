@@ -30,14 +30,24 @@ class TaskRecord(models.Model):  # type: ignore[misc]
     def __str__(self) -> str:
         return f"{self.task_path} {self.id} {self.status}"
 
-    def fail(self, error: Exception) -> None:
+    def succeed(self, value: Any) -> None:
+        """Store the task's return value."""
+        self.return_value = value
+        self._finish(TaskResultStatus.SUCCESSFUL)
+
+    def fail(self, error: BaseException) -> None:
         """Store that the task failed, and why."""
+        text = "".join(traceback.format_exception(error))
         about: dict[str, Any] = {
             "exception_class_path": f"{type(error).__module__}.{type(error).__qualname__}",
-            "traceback": "".join(traceback.format_exception(error)),
+            # PostgreSQL refuses NUL and lone surrogates in JSON.
+            "traceback": text.replace("\0", "?").encode(errors="replace").decode(),
         }
-        self.status = TaskResultStatus.FAILED
         self.errors = [*self.errors, about]
         self.return_value = None
+        self._finish(TaskResultStatus.FAILED)
+
+    def _finish(self, status: TaskResultStatus) -> None:
+        self.status = status
         self.finished_at = timezone.now()
         self.save(using=self._state.db)

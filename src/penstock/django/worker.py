@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from django.db import close_old_connections, connections
+from django.db import DataError, close_old_connections, connections
 from django.utils import timezone
 
 from penstock.blocking import Backoff, Line, Settler
@@ -28,6 +28,7 @@ WAIT_SECONDS = 30.0  # that a pop waits at the broker
 GLANCE_SECONDS = 0.5  # between checks whether the worker has to stop
 ABANDON_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
+DATABASE_PAUSE_SECONDS = 2.0  # before a task that cannot be recorded is delivered again
 OPTIONS = {
     "ordering": "none",
     "leaseTime": 60,
@@ -136,8 +137,12 @@ class TaskWorker:
                 log.error("a message is not a task: %s", error)
                 return "dlq", f"not a task: {error}"
             return self._run(sent)
+        except DataError as error:
+            log.error("a message is not a task: %s", error)
+            return "dlq", f"not a task: {error}"
         except Exception as error:  # the database is away: the task comes again
             log.exception("a task cannot be recorded, it is delivered again later")
+            self._stopping.wait(DATABASE_PAUSE_SECONDS)
             return "failed", f"{type(error).__name__}: {error}"
         finally:
             for connection in connections.all(initialized_only=True):
@@ -169,14 +174,18 @@ class TaskWorker:
         context = (framework.TaskContext(task_result=result),) if result.task.takes_context else ()
         try:
             value = result.task.call(*context, *result.args, **result.kwargs)
-            record.return_value = framework.normalize_json(value)
-        except Exception as error:  # noqa: BLE001 whatever the task raises is its result
+            value = framework.normalize_json(value)
+        except BaseException as error:  # noqa: BLE001 whatever it raises is its result, also an exit
             log.warning("task %s %s failed: %r", sent.task, sent.id, error)
             record.fail(error)
         else:
-            record.status = framework.TaskResultStatus.SUCCESSFUL
-            record.finished_at = timezone.now()
-            record.save(using=database)
+            try:
+                record.succeed(value)
+            except DataError as error:  # such as NUL, which PostgreSQL refuses in JSON
+                log.warning(
+                    "the result of task %s %s cannot be stored: %s", sent.task, sent.id, error
+                )
+                record.fail(error)
         finished = self._backend.result_of(record)
         framework.task_finished.send(type(self._backend), task_result=finished)
         return "completed", None

@@ -149,9 +149,7 @@ class Exports:
         """Return the definitions of routes that were created over the API."""
         names = set(self._context.fs.list_dir(self.directory)).difference(self._configured)
         states = {name: read_state(self._context, self.directory / name) for name in sorted(names)}
-        return {
-            name: state["definition"] for name, state in states.items() if state.get("definition")
-        }
+        return {name: state.definition for name, state in states.items() if state.definition}
 
     # Operations
 

@@ -5,7 +5,7 @@ Its directory contains the queue, the dead letters and the state (`routestate`).
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class ExportRoute:
         directory: Path,
         context: RouteContext,
         metrics: RouteMetrics,
-        definition: Mapping[str, Any] | None = None,
+        definition: dict[str, Any] | None = None,
     ) -> None:
         self.name = spec.name
         self.spec = spec

@@ -9,12 +9,12 @@ definition        of a route that was created over the API
 """
 
 import asyncio
-import json
 import logging
 import random
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from penstock.errors import StorageError
 from penstock.export.context import RouteContext
@@ -25,20 +25,27 @@ STATE = "route.json"
 SAVE_RETRY_SECONDS = 5.0
 
 
-def read_state(context: RouteContext, directory: Path) -> dict[str, Any]:
+class SavedState(msgspec.Struct):
+    """The content of `route.json`."""
+
+    paused: str | None = None
+    refused: bool = False
+    draining: bool = False
+    incarnations: list[str] = []
+    life: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] = 0
+    holder: int = 0
+    definition: dict[str, Any] | None = None
+
+
+def read_state(context: RouteContext, directory: Path) -> SavedState:
     """Return the saved state. If the file is damaged, log that and return an empty state."""
     path = directory / STATE
-    if not context.fs.exists(path):
-        return {}
-    try:
-        saved = json.loads(context.fs.read(path))
-        if isinstance(saved, dict):
-            return saved
-        error: Exception = ValueError("not an object")
-    except ValueError as wrong:
-        error = wrong
-    log.error("%s is damaged and ignored: %s", path, error)
-    return {}
+    if context.fs.exists(path):
+        try:
+            return msgspec.json.decode(context.fs.read(path), type=SavedState)
+        except ValueError as error:
+            log.error("%s is damaged and ignored: %s", path, error)
+    return SavedState()
 
 
 class RouteState:
@@ -50,7 +57,7 @@ class RouteState:
         directory: Path,
         context: RouteContext,
         pause: Pause,
-        definition: Mapping[str, Any] | None,
+        definition: dict[str, Any] | None,
     ) -> None:
         self._route = route
         self._directory = directory
@@ -68,25 +75,17 @@ class RouteState:
 
     async def start(self, *, new_life: bool) -> None:
         """Restore the saved state. `new_life`: the queue starts its sequence numbers at 1 again."""
-        self._load(await self._context.in_pool(read_state, self._context, self._directory))
+        saved = await self._context.in_pool(read_state, self._context, self._directory)
+        self.draining, self._incarnations = saved.draining, saved.incarnations
+        self.life, self.holder = saved.life, saved.holder
+        if saved.paused is not None:
+            self._pause.begin(saved.paused, denied=saved.refused)
         if not self.life or not self.holder:
             self.life = self.life or random.getrandbits(32)
             self.holder = self.holder or random.getrandbits(48)
             await self.save_or_retry()
         if new_life:
             self.life = random.getrandbits(32)
-
-    def _load(self, saved: dict[str, Any]) -> None:
-        """Load fields that have the expected type, and ignore others."""
-        self.draining = saved.get("draining") is True
-        if isinstance(paused := saved.get("paused"), str):
-            self._pause.begin(paused, denied=saved.get("refused") is True)
-        if isinstance(incarnations := saved.get("incarnations"), list):
-            self._incarnations = [each for each in incarnations if isinstance(each, str)]
-        if isinstance(life := saved.get("life"), int):
-            self.life = life & 0xFFFFFFFF
-        if isinstance(holder := saved.get("holder"), int):
-            self.holder = holder
 
     async def generation_of(self, incarnation: str) -> int:
         """Return the number of this incarnation of the topic, from 0; save a new one first."""
@@ -101,16 +100,16 @@ class RouteState:
 
     async def save(self) -> None:
         async with self._saving:
-            state = {
-                "paused": self._pause.reason,
-                "refused": self._pause.denied,
-                "draining": self.draining,
-                "incarnations": self._incarnations,
-                "life": self.life,
-                "holder": self.holder,
-                "definition": self._definition,
-            }
-            data = json.dumps(state, indent=2).encode()
+            state = SavedState(
+                paused=self._pause.reason,
+                refused=self._pause.denied,
+                draining=self.draining,
+                incarnations=self._incarnations,
+                life=self.life,
+                holder=self.holder,
+                definition=self._definition,
+            )
+            data = msgspec.json.format(msgspec.json.encode(state))
             self._unsaved = True
             await self._context.in_pool(self._context.fs.make_dir, self._directory)
             await self._context.in_pool(self._context.fs.replace, self._directory / STATE, data)

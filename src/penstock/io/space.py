@@ -53,7 +53,7 @@ class Space:
         if self._full is None:
             log.warning("%s are refused until there is room: %s", self._what, error)
             self._free_then = self._fs.free_bytes(self._directory)
-        self._full = str(error)
+            self._full = str(error)
         self._wanted = size
         self._refused_at = time.monotonic()
 

@@ -67,7 +67,7 @@ async def in_pool(pool: Executor, function: Callable[P, T], *args: P.args, **kwa
 
 
 async def cancelled(*tasks: "asyncio.Task[Any] | None") -> None:
-    """Cancel the tasks and wait until they end. None is allowed."""
+    """Cancel the tasks that are not None, and wait until they end."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()

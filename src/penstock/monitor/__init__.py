@@ -1,4 +1,4 @@
-"""The state of the broker for people, sampled while the Console or `penstock top` is open."""
+"""Sample the state of the broker for the Console, `penstock top` and metrics."""
 
 from penstock.monitor.sampler import Sampler
 from penstock.monitor.state_metrics import StateMetrics

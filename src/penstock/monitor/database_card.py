@@ -26,9 +26,7 @@ class DatabaseCard(msgspec.Struct, rename="camel"):
     oldest_transaction: Holder | None = None
     dead_rows: int | None = None
     wal_per_second: float | None = None
-    messages_per_commit: float | None = (
-        None  # messages pushed and completed per commit; None without any
-    )
+    messages_per_commit: float | None = None  # pushed and completed; None without any
     connections: int | None = None
     max_connections: int | None = None
 
@@ -41,8 +39,8 @@ class DatabaseWatch:
         self._database = database
         self._before: tuple[float, int, int, int] | None = None  # when, WAL, commits, messages
 
-    async def look(self, messages: int) -> DatabaseCard:
-        """Sample the database. `messages`: how many were pushed and completed, ever."""
+    async def sample(self, messages: int) -> DatabaseCard:
+        """Sample the database. `messages` counts those pushed and completed, ever."""
         (row,) = await self._database.browse(FIGURES)
         began = time.perf_counter()
         await self._database.fetch(COMMIT)

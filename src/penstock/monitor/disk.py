@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-NOTE_SECONDS = 300.0  # between two samples of the free space
-KEPT_NOTES = 288  # a day
+SAMPLE_SECONDS = 300.0  # between two samples that are kept
+KEPT_SAMPLES = 288  # a day
 MIN_WATCHED_SECONDS = 3600.0
 
 Usage = Callable[[Path], tuple[int, int, int]]  # total, used and free bytes, as of shutil
@@ -35,18 +35,18 @@ class DiskWatch:
     ) -> None:
         self._directory = directory
         self._usage, self._clock = usage, clock
-        self._notes: deque[tuple[float, int]] = deque(maxlen=KEPT_NOTES)  # when, free bytes
+        self._samples: deque[tuple[float, int]] = deque(maxlen=KEPT_SAMPLES)  # when, free bytes
 
-    def look(self) -> DiskSpace | None:
+    def sample(self) -> DiskSpace | None:
         """Sample the disk; None if that fails."""
         try:
             total, _, free = self._usage(self._directory)
         except OSError:
             return None
         now = self._clock()
-        if not self._notes or now - self._notes[-1][0] >= NOTE_SECONDS:
-            self._notes.append((now, free))
-        since, before = self._notes[0]
+        if not self._samples or now - self._samples[-1][0] >= SAMPLE_SECONDS:
+            self._samples.append((now, free))
+        since, before = self._samples[0]
         watched, used = now - since, before - free
         known = watched >= MIN_WATCHED_SECONDS and used > 0
         return DiskSpace(free, total, free / (used / watched) if known else None)

@@ -46,7 +46,7 @@ LATENCIES = """
 SELECT latency_buckets, latency_counts FROM history
  WHERE minute >= now() - interval '3 minutes' AND latency_buckets IS NOT NULL LIMIT 10000"""
 
-MIN_RUNNING_SECONDS = 60.0  # of the last interval, to say something about it
+MIN_RUNNING_SECONDS = 60.0  # age of the current interval from which its rate is shown
 MAX_PARTITIONS = 1000  # searched per page
 SEARCHED = 2000  # messages of one search
 ROWS_PER_STEP = 250
@@ -189,9 +189,7 @@ class Inspection:
         cursor: str | None,
         limit: int | None = None,
     ) -> Hits:
-        """Return messages whose payload has `wanted`, among the next `limit` ones from `cursor`
-        on.
-        """
+        """Search the next `limit` messages, from `cursor` on, for payloads that match `wanted`."""
         most = limit or SEARCHED
         matches = matcher(wanted)
         largest = MAX_SEARCHED_PAYLOAD if wanted else MAX_PREVIEWED_PAYLOAD
@@ -299,7 +297,6 @@ async def push_to_ack(queues: Queues) -> Latencies:
 
 
 def preview_of(payload: bytes) -> str:
-    """Return the beginning of a payload as text."""
     return payload[: 4 * PREVIEW].decode(errors="replace")[:PREVIEW]
 
 
@@ -308,8 +305,8 @@ def bucket_seconds(begin: float) -> float:
 
 
 def matcher(wanted: str) -> Callable[[bytes], bool]:
-    """Return a function that says whether a payload matches: `total=42`, `items[0].sku=a-7`, or a
-    text that occurs in it.
+    """Return a function that tests whether a payload matches `total=42`, `items[0].sku=a-7`, or
+    contains a text.
     """
     path, equals, value = wanted.partition("=")
     if not equals:
@@ -322,7 +319,7 @@ def matcher(wanted: str) -> Callable[[bytes], bool]:
         raise InvalidRequest("search is text, or a path and a value such as order.id=7")
     value = value.strip().strip('"')
 
-    def holds(payload: bytes) -> bool:
+    def matches(payload: bytes) -> bool:
         try:
             node = msgspec.json.decode(payload)
         except NOT_JSON:
@@ -337,7 +334,7 @@ def matcher(wanted: str) -> Callable[[bytes], bool]:
         text = node if isinstance(node, str) else msgspec.json.encode(node).decode()
         return text == value
 
-    return holds
+    return matches
 
 
 def _age(at: datetime | None, now: datetime) -> float | None:

@@ -1,4 +1,4 @@
-"""Account for everything that was accepted: the counts of each part, and whether they add up."""
+"""Account for everything that was accepted: count what became of it, and check the sums."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -10,30 +10,29 @@ from penstock.topics.topic import Topic
 
 
 def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
-    """Return the books of each part: accepted = completed + dead + dropped + waiting (+ skipped).
-    Routes deliver their records instead.
+    """Return a row for the queues and one for the routes.
 
-    What a group skipped is computed from the other figures, so only a part without it shows that
-    its figures, each counted separately, add up.
+    Queues: accepted = completed + dead + dropped + waiting + skipped. `skipped` is computed from
+    the other figures, so the sum proves something only if it is 0; otherwise `agrees` is None.
+    Routes: accepted = delivered + dead + dropped + waiting.
     """
     pairs = [(queue, group) for queue in queues for group in queue.groups]
     rows = []
     if pairs:
-        rows.append(
-            {
-                "part": "queues",
-                "accepted": sum(queue.figures.pushed for queue, _ in pairs),
-                "completed": sum(group.completed for _, group in pairs),
-                "dead": sum(group.dead_letters for _, group in pairs),
-                "dropped": sum(group.dropped for _, group in pairs),
-                "waiting": sum(group.waiting for _, group in pairs),
-                "skipped": sum(group.skipped for _, group in pairs),
-                "agrees": None if any(group.skipped for _, group in pairs) else True,
-            }
-        )
+        groups = [group for _, group in pairs]
+        row: dict[str, Any] = {
+            "part": "queues",
+            "accepted": sum(queue.figures.pushed for queue, _ in pairs),
+            "completed": sum(group.completed for group in groups),
+            "dead": sum(group.dead_letters for group in groups),
+            "dropped": sum(group.dropped for group in groups),
+            "waiting": sum(group.waiting for group in groups),
+            "skipped": sum(group.skipped for group in groups),
+        }
+        rows.append(row | {"agrees": None if any(group.skipped for group in groups) else True})
     books = [route.queue.accounting for route in routes if route.queue]
     if books:
-        row: dict[str, Any] = {
+        row = {
             "part": "routes",
             "accepted": sum(book.accepted for book in books),
             "delivered": sum(book.delivered for book in books),
@@ -47,11 +46,11 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
 
 
 def topic_books(topics: Iterable[Topic]) -> dict[str, Any] | None:
-    """Return accepted = kept + removed by retention + compacted away, over all topics; None without
-    any.
+    """Return a row for all topics: accepted = kept + removed by retention + compacted away; None
+    if there are no topics.
 
-    Every offset belongs to one record. Retention removed those below the first offset, and only
-    compacted segments may lack records. So any other missing record is missing in the sum.
+    Every offset belongs to one record. Retention has removed those below the first offset, and only
+    compacted segments may lack records. Any other missing record makes the sum too small.
     """
     accepted = kept = removed = compacted = 0
     books = list(topics)

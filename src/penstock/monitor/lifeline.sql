@@ -1,9 +1,7 @@
 -- What happened to a message, as far as rows say so, the oldest first. Events without a time come last.
 -- $1 id of the partition, $2 transaction id
 WITH message AS MATERIALIZED (
-  SELECT m.partition_id, m.seq, m.queue_id, m.created_at, m.producer FROM messages m
-   WHERE m.partition_id = $1 AND m.transaction_id = $2
-     AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)
+  SELECT m.partition_id, m.seq, m.queue_id, m.created_at, m.producer FROM message_named($1, $2) m
 ), letters AS MATERIALIZED (
   SELECT d.*, coalesce(g.name, '') AS group_name FROM dead_letters d LEFT JOIN groups g ON g.id = d.group_id
    WHERE d.partition_id = $1 AND d.transaction_id = $2

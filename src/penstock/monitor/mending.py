@@ -30,10 +30,6 @@ class Mending:
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
 
-    async def payload(self, partition_id: str, transaction_id: str) -> bytes:
-        """Return the payload of a stored message, byte by byte."""
-        return bytes((await self._queues.messages.detail(partition_id, transaction_id)).payload)
-
     async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> ItemOutcome:
         """Push the same payload and headers to the end of the message's partition."""
         message = await self._queues.messages.detail(partition_id, transaction_id)
@@ -69,8 +65,8 @@ class Mending:
     async def edit(self, number: int, payload: bytes, who: str | None) -> ItemOutcome:
         """Push a dead letter with another payload, and delete the dead letter.
 
-        A trace of the new message keeps the original. The transaction id depends on the letter and
-        the payload, so an edit that is repeated after a failure stores nothing twice.
+        A trace of the new message keeps the old payload. The transaction id depends on the letter
+        and the new payload, so an edit that is repeated after a failure stores nothing twice.
         """
         letter = await self.letter(number)
         digest = blake2b(payload, digest_size=8).hexdigest()

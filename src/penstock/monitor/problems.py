@@ -1,8 +1,8 @@
 """List problems, worst first, for the top of the Console and `penstock status`.
 
 All figures are in memory, except the number of open files, which comes from the kernel. A problem
-without a known start counts from when it was first seen, as long as its text stays the same. So
-texts contain no figure that changes.
+without a known start starts when it is first seen with this text, so texts contain no figure that
+changes.
 
 Dead letters are a problem for 15 minutes, by the minutes that PostgreSQL counts. Older ones are
 listed with their queue.
@@ -43,7 +43,7 @@ class Problems:
         self._broker = broker
         self._since: dict[str, float] = {}  # problem -> when it was first seen
 
-    def look(
+    def find(
         self,
         at: float,
         queues: Mapping[str, WatchedQueue],
@@ -52,7 +52,7 @@ class Problems:
         routes: list[RouteStatus],
         consumers: Sequence[ConsumerHealth] = (),
     ) -> list[Problem]:
-        """Return the problems. `deaths`: how many messages of a queue died in the last minutes."""
+        """Return the problems, worst first. `deaths` has the new dead letters of each queue."""
         errors = self._errors(routes)
         warnings = chain(_of_consumers(at, consumers), self._warnings(at, queues, deaths, disk))
         problems = [("error", *one) for one in errors] + [("warning", *one) for one in warnings]
@@ -80,7 +80,7 @@ class Problems:
                 path = f"/topics/{quote(topic, safe='')}"
                 yield f"topic {topic} is not copied to the tier: {reason}", path, None
         if broker.buffer.failed.events:
-            yield f"{broker.buffer.failed.events:,} buffered events were refused", "/buffers", None
+            yield "the database rejected buffered events", "/buffers", None
         for route in routes:
             if why := route.last_error or (route.tries_again_seconds is not None and route.paused):
                 path = f"/routes/{quote(route.name, safe='')}"

@@ -1,11 +1,12 @@
 """Sample the broker once a second while it has viewers.
 
 One task serves all viewers. Every second it adds up the counters of all queues in one small
-statement, on the connections for browsing (`Database.browse`). It reads the figures of every queue
-as often as that takes at most `QUEUES_SHARE` of the time: every second if there are few, every few
-seconds if there are thousands. Every `SLOW_SECONDS` it reads what costs more (the oldest waiting
-message, consumers, latencies, the database's own figures). Everything else comes from memory. The
-last 15 minutes are kept; for the first viewer, minutes that PostgreSQL has counted fill the gaps.
+statement, on the connections for browsing (`Database.browse`). It also reads the figures of every
+queue: every second if there are few, and every few seconds if there are thousands, so that this
+takes at most `QUEUES_SHARE` of the time. Every `SLOW_SECONDS` it reads what costs more (the oldest
+waiting message, consumers, latencies, the database's own figures). Everything else comes from
+memory. The last 15 minutes are kept. Before the first viewer came, nothing was sampled: the history
+per minute in PostgreSQL fills that gap.
 
 An unknown figure is None, never 0.
 """
@@ -43,11 +44,11 @@ log = logging.getLogger("penstock.monitor")
 SAMPLE_SECONDS = 1.0
 SLOW_SECONDS = 5.0
 QUEUES_SHARE = 0.004  # of the time, for reading the figures of every queue
-USUAL_SECONDS = 0.003  # assumed duration of a reading before the first one
+FIRST_SECONDS = 0.003  # assumed duration of the first reading
 MAX_QUEUES_SECONDS = 10.0  # at most, between two readings
 MIN_SAMPLE_SECONDS = 0.3  # between two samples; an earlier call gets the last one
 KEPT_SAMPLES = 900  # 15 minutes
-QUEUES_PER_SLICE = 250  # read at once, before other tasks run: some milliseconds
+QUEUES_PER_SLICE = 250  # processed before other tasks run: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
 WORST_GROUPS = 5
 
@@ -104,18 +105,19 @@ class Sampler:
         self.queues: dict[str, WatchedQueue] = {}
         self.queues_at = 0.0  # when they were read
         self._queues_due = 0.0
-        self._queues_seconds = USUAL_SECONDS  # that reading them took
+        self._queues_seconds = FIRST_SECONDS  # the duration of a reading
         self._totals: tuple[float, int, int] | None = None  # when, pushed, completed
         self._samples: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=KEPT_SAMPLES)
         self._lines: dict[str, deque[int]] = {}  # queue -> its waiting messages, for sparklines
-        # when queues were read, and what was read: the last time, and the one that rates are since
+        # two readings of the queues, each with its time: the last one, and the one before it, from
+        # which rates are computed
         self._last: tuple[float, dict[str, WatchedQueue]] | None = None
         self._before: tuple[float, dict[str, WatchedQueue]] | None = None
         self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
         self._schedules: int | None = None
         self._unlimited: int | None = None  # queues without retention
-        self._ages: dict[int, float] = {}  # queue without groups -> how old its oldest message is
-        self._waits: dict[int, float | None] = {}  # group -> how long its oldest message waits
+        self._ages: dict[int, float] = {}  # queue without groups -> age of its oldest message
+        self._waits: dict[int, float | None] = {}  # group -> wait of its oldest message
         self._slow_at = 0.0
         self._database_watch = DatabaseWatch(broker.database)
         self._database: DatabaseCard | None = None
@@ -131,7 +133,7 @@ class Sampler:
     # Viewers
 
     def watch(self, viewer: Callable[[bytes], None]) -> Callable[[], None]:
-        """Call `viewer(event)` about once a second; returns how to stop that."""
+        """Call `viewer(event)` about once a second. Return a function that stops this."""
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
             self._task = supervised("console sampler", self._run, self._broker.metrics)
@@ -194,7 +196,7 @@ class Sampler:
     # Sampling
 
     async def _fill(self) -> None:
-        """Put the averages of counted minutes where no seconds were sampled."""
+        """Fill minutes without samples with the rates per minute that PostgreSQL has."""
         try:
             rows = await self._broker.database.browse(MINUTES)
         except PenstockError:
@@ -236,12 +238,12 @@ class Sampler:
             sample = self._rates(at, totals["pushed"] or 0, totals["completed"] or 0)
         if not sample or sample["pushed"] is not None:  # the first sample has no rates: not a gap
             self._samples.append((at, sample))
-        disk = self._disk.look()
+        disk = self._disk.sample()
         routes = broker.exports.status() if broker.exports else []
         self._now = {
             "at": at * 1000,
             "sample": sample,
-            "problems": self._problems.look(at, self.queues, self._deaths, disk, routes, consumers),
+            "problems": self._problems.find(at, self.queues, self._deaths, disk, routes, consumers),
             "counts": self._counts(len(routes) if broker.exports else None),
             "oldest": max(
                 (q.oldest for q in self.queues.values() if q.oldest is not None), default=None
@@ -260,8 +262,8 @@ class Sampler:
         figures = await self._broker.queues.figures.queues()
         seconds = time.perf_counter() - began
         if abs(at - self._slow_at) > SLOW_SECONDS:
-            await self._look_slowly(at, figures)
-        await self._take(at, figures)
+            await self._read_slowly(at, figures)
+        await self._use(at, figures)
         # One slow answer of a busy database does not change the estimate at once.
         self._queues_seconds = min(seconds, 2 * self._queues_seconds)
         pause = self._queues_seconds / QUEUES_SHARE
@@ -280,10 +282,10 @@ class Sampler:
             "waiting": waiting,
         }
 
-    async def _take(self, at: float, figures: list[QueueFigures]) -> None:
-        """Take over new figures, with their rates since the reading before. If they come too soon
-        after the last ones, their rates start from the same reading. Other tasks run in between,
-        because there may be many queues.
+    async def _use(self, at: float, figures: list[QueueFigures]) -> None:
+        """Use new figures, with rates since the reading before. If the last reading was a moment
+        ago, rates are computed from the same one as its rates. Other tasks run in between, because
+        there may be many queues.
         """
         queues: dict[str, WatchedQueue] = {}
         new = self._last is None or not 0 < at - self._last[0] < MIN_SAMPLE_SECONDS
@@ -320,12 +322,12 @@ class Sampler:
             rate=None,
         )
 
-    async def _look_slowly(self, at: float, figures: list[QueueFigures]) -> None:
+    async def _read_slowly(self, at: float, figures: list[QueueFigures]) -> None:
         self._slow_at = at
         self._waits, self._ages = await self._broker.queues.figures.waits(figures)
         moved = sum(queue.pushed for queue in figures)
         moved += sum(group.completed for queue in figures for group in queue.groups)
-        self._database = await self._database_watch.look(moved)
+        self._database = await self._database_watch.sample(moved)
         self._consumers = await self._broker.queues.consumers.members()
         browse = self._broker.database.browse
         self._deaths = {row["name"]: row["dead"] for row in await browse(DEATHS)}
@@ -350,7 +352,7 @@ class Sampler:
             for member in await self._broker.presence.members()
         ]
 
-    # What is derived from it
+    # Figures derived from samples
 
     def _counts(self, routes: int | None) -> dict[str, int | None]:
         broker = self._broker

@@ -78,7 +78,7 @@ class StateMetrics:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._max_looks = broker.config.metrics.max_series
+        self._max_waits = broker.config.metrics.max_series
         self._filled_at = -CACHE_SECONDS
         self._filling: asyncio.Task[None] | None = None
         metrics = broker.metrics
@@ -209,10 +209,10 @@ class StateMetrics:
 
     async def _fill_queues(self) -> None:
         queues = await self._broker.queues.figures.queues()
-        queues.sort(key=lambda queue: queue.id)  # the same ones have their own values every time
+        queues.sort(key=lambda queue: queue.id)  # beyond `max_series`, the oldest ones are shown
         members = await self._broker.queues.consumers.members()
-        waits, unread = await self._broker.queues.figures.waits(queues, self._max_looks)
-        # There may be many queues: beside the event loop.
+        waits, unread = await self._broker.queues.figures.waits(queues, self._max_waits)
+        # In a thread, because there may be many queues.
         values = await asyncio.to_thread(self._values, queues, members, waits, unread)
         self._queues.set(len(queues))
         for one, shown in values:
@@ -225,7 +225,7 @@ class StateMetrics:
         waits: dict[int, float | None],
         unread: dict[int, float],
     ) -> list[tuple[Gauge | Counter, dict[Labels, float]]]:
-        """Return what each instrument shows, at most as much as a scrape has."""
+        """Return the values of each instrument, at most as many as a scrape may have."""
         values: dict[Gauge | Counter, dict[Labels, float]] = {}
         for name, (_, queue_value) in QUEUE_GAUGES.items():
             values[self._of_queue[name]] = {(one.name,): queue_value(one) for one in queues}
@@ -274,7 +274,7 @@ def _shown(group: str) -> str:
 
 
 def _ages(topics: TopicStore, places: list[tuple[Labels, str, int]]) -> dict[Labels, float]:
-    """Return the ages without those whose index cannot be read."""
+    """Return the ages of these offsets; those whose index cannot be read are missing."""
     ages = {
         labels: topic.age_at(offset)
         for labels, name, offset in places

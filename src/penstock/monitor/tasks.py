@@ -8,8 +8,8 @@ and fails again. While PostgreSQL is down, it waits.
 A task is a row in PostgreSQL: its filter, its progress, the process that works on it and the time
 of the last step. All brokers of a database show it, and each can cancel it: the working process
 sees that at its next step. If a process dies, another one claims the row and applies the same
-filter again; letters that are done do not match any more. A broker looks for such tasks when it
-starts and when tasks are listed, and then only while other brokers have running tasks.
+filter again; it no longer matches the letters that are done. A broker looks for such tasks when it
+starts and when tasks are listed, and continues to look while other brokers have running tasks.
 """
 
 import asyncio
@@ -75,13 +75,13 @@ class Tasks:
     def __init__(
         self, queues: Queues, broker: str, ended: Callable[[BackgroundTask], Awaitable[None]]
     ) -> None:
-        """Use `broker` as the name of this process; call `ended` with each task that it ended."""
+        """`broker` is the name of this process. `ended` gets each task that it has ended."""
         self._queues = queues
         self._database = queues.database
         self._broker = broker
         self._ended = ended
         self._running: dict[UUID, asyncio.Task[None]] = {}  # those this process works on
-        self._claiming: asyncio.Task[None] | None = None  # while others have some that run
+        self._claiming: asyncio.Task[None] | None = None  # ends when no other broker has a task
 
     async def all(self) -> TaskList:
         tasks = [_task(row) for row in await self._database.browse(ALL, KEPT_TASKS)]

@@ -6,20 +6,20 @@ from collections import deque
 from penstock.topics.store import TopicStore
 
 KEPT_SAMPLES = 60
-MIN_LOOK_SECONDS = 0.5  # between two samples
+MIN_SAMPLE_SECONDS = 0.5  # between two samples
 
 
 class TopicRates:
     def __init__(self, topics: TopicStore) -> None:
         self._topics = topics
         self._at: float | None = None  # time of the last sample
-        self._offsets: dict[str, int] = {}  # its next offset
+        self._offsets: dict[str, int] = {}  # next offsets in the last sample
         self._rates: dict[str, deque[float]] = {}  # records per second, the newest last
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Sample the next offset of every topic."""
         at = time.monotonic()
-        if self._at is not None and at - self._at < MIN_LOOK_SECONDS:
+        if self._at is not None and at - self._at < MIN_SAMPLE_SECONDS:
             return
         offsets = {
             name: topic.next_offset
@@ -37,9 +37,9 @@ class TopicRates:
         self._at, self._offsets = at, offsets
 
     def rate(self, topic: str) -> float | None:
-        """Return records per second; None after a single look."""
+        """Return records per second; None after a single sample."""
         rates = self._rates.get(topic)
         return rates[-1] if rates else None
 
-    def line(self, topic: str) -> list[float]:
+    def recent(self, topic: str) -> list[float]:
         return list(self._rates.get(topic, ()))

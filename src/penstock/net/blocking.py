@@ -1,4 +1,4 @@
-"""An HTTP/1.1 connection without event loop and threads, for frameworks that fork, use threads or
+"""A blocking HTTP/1.1 connection without an event loop, for frameworks that fork, use threads or
 replace the socket module (gevent).
 
 A connection carries one request at a time. `send` writes it, and `wait` reads the answer; with a
@@ -123,7 +123,9 @@ class BlockingConnection:
         if self._socket is None or self._pid != os.getpid():
             return None
         try:
-            self._socket.shutdown(socket.SHUT_WR)  # the broker cancels the request and closes
+            # The broker cancels the request and closes. (`SSLSocket.shutdown` would end the
+            # decryption of an answer that is on its way.)
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
             return self.wait(timeout)
         except (OSError, Unavailable):
             return None
@@ -151,7 +153,7 @@ class BlockingConnection:
         except OSError as error:  # includes ssl.SSLError and TimeoutError
             if plain is not None:
                 plain.close()
-            why = explain(error, shaking=self._tls is not None)
+            why = explain(error, handshaking=self._tls is not None)
             raise CannotConnect(f"cannot connect to {address}: {why}") from error
         self._socket, self._pid, self._served = connected, os.getpid(), 0
 

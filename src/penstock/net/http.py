@@ -67,7 +67,7 @@ class _Connection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._length = 0
         self._any_byte = False
-        self._until_close = False  # the answer's body ends with the connection
+        self._until_close = False  # the body ends when the server closes the connection
         self._no_body = False  # a HEAD request
         self.reusable = True
 
@@ -289,7 +289,7 @@ class HttpClient:
             text = f"cannot connect to {self._host}:{self._port} within {self._connect_timeout:g} s"
             raise CannotConnect(text) from error
         except OSError as error:  # includes ssl.SSLError
-            why = explain(error, shaking=bool(self._tls))
+            why = explain(error, handshaking=bool(self._tls))
             raise CannotConnect(f"cannot connect to {self._host}:{self._port}: {why}") from error
         return made[1]
 

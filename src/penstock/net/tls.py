@@ -63,8 +63,8 @@ def ca_text(ca: str | None) -> str | None:
         ) from None
 
 
-def explain(error: BaseException, *, shaking: bool = False) -> str:
-    """Explain a connection error. With `shaking`, it may be from a TLS handshake."""
+def explain(error: BaseException, *, handshaking: bool = False) -> str:
+    """Explain a connection error. With `handshaking`, it may be from a TLS handshake."""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = error.verify_message
         if error.verify_code == 10:
@@ -89,12 +89,12 @@ def explain(error: BaseException, *, shaking: bool = False) -> str:
             return f"the broker does not accept our client certificate ({why})"
         return f"TLS failed: {reason or error}"
     if (
-        shaking
+        handshaking
         and isinstance(error, ConnectionError)
         and not isinstance(error, ConnectionRefusedError)
     ):
-        said = str(error) or "the connection was closed during the handshake"
-        return f"{said} (TLS: does the broker require another version, or a client certificate?)"
+        reason = str(error) or "the connection was closed during the handshake"
+        return f"{reason} (TLS: does the broker require another version, or a client certificate?)"
     return str(error)
 
 

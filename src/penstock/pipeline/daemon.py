@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ZIP = "pyspark.zip"
+PLAIN = "PENSTOCK_PLAIN_DAEMON"  # set in the environment of Spark's own daemon: do not replace it
 # Takes part in forks: it holds no lock then, and is recreated in the child.
 HARMLESS = {"jemalloc_bg_thd"}
 
@@ -79,10 +80,11 @@ def main() -> None:
         given = "".join(sys.argv[1:2])
         preload(given if given.startswith("pyspark") else "pyspark.worker")
     if not HARMLESS.issuperset(threads()):
+        os.environ[PLAIN] = "1"
         os.execv(sys.executable, plain)
     from pyspark.daemon import manager
 
-    # Spark collects garbage after every task: freezing the imported modules saves 25 ms.
+    # Spark collects garbage after every task and plan: freezing the imported modules saves 25 ms.
     gc.collect()
     gc.freeze()
     manager()

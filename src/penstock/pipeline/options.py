@@ -25,8 +25,8 @@ TRANSACTION_WAIT_SECONDS = 1.0
 RECORDS_PER_TASK = 500_000
 QUEUE_TASKS = 4
 EARLIEST, LATEST = -2, -1  # as in Kafka's connector
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)")
-UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)")
+UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 Positions = int | dict[str, int]  # one for all topics, or per topic
 # Options that Spark adds, beside names that begin with two underscores; the second line is of a
 # table USING penstock.
@@ -56,7 +56,7 @@ def _one_of(*values: str) -> Form:
     return Form(lambda value: values[values.index(value)], " or ".join(values))
 
 
-def _duration(value: str) -> float:
+def duration(value: str) -> float:
     if (match := DURATION.fullmatch(value.strip().lower())) is None:
         raise ValueError
     return float(match[1]) * UNIT_SECONDS[match[2]]
@@ -86,8 +86,9 @@ def _moment(value: str) -> int:
 
 
 def _moments(value: str) -> dict[str, int]:
-    """A moment per topic. In Kafka's form a topic has a moment per partition; here a label such as
-    orders/3 names a partition, and "0" is the topic's first."""
+    """Return a time per topic. Kafka's form has a time per partition; here a label such as orders/3
+    names a partition, and "0" is the topic's first.
+    """
     if not (given := _json_object(value)):
         raise ValueError
     moments = {}
@@ -106,25 +107,15 @@ def _assigned(value: str) -> tuple[str, list[str]]:
     return queue, names
 
 
-def _expression(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise InvalidRequest(
-            f"the option 'topicPattern' is not a regular expression: {error}"
-        ) from None
-    return value
-
-
 TEXT = Form(str, "a text")
-EXPRESSION = Form(_expression, "a regular expression")
+EXPRESSION = Form(lambda value: re.compile(value).pattern, "a regular expression")
 NAMES = Form(
     lambda value: [part.strip() for part in value.split(",") if part.strip()],
     "names separated by commas",
 )
 COUNT, NUMBER = _whole(1), _whole(0)
 SECONDS = Form(float, "a number of seconds")
-INTERVAL = Form(_duration, "a time with its unit such as 30s or 15m")
+INTERVAL = Form(duration, "a time with its unit such as 30s or 15m")
 FLAG = Form(lambda value: bool(("false", "true").index(value.lower())), "true or false")
 POSITIONS = Form(_positions, 'earliest, latest or JSON such as {"orders": 42}')
 MOMENT = Form(_moment, "milliseconds since 1970 or a time such as 2026-01-31T12:00:00Z")
@@ -175,8 +166,11 @@ def read_options(kind: type[Read], given: Mapping[str, Any]) -> Read:
         form, text = forms[names[name]], as_text(value)
         try:
             parsed = form.parse(text)
-        except (ValueError, AttributeError):
-            raise InvalidRequest(f"the option {name!r} is {form.wanted}, not {text!r}") from None
+        except (ValueError, AttributeError, re.error) as error:
+            why = f": {error}" if isinstance(error, re.error) else ""
+            raise InvalidRequest(
+                f"the option {name!r} is {form.wanted}, not {text!r}{why}"
+            ) from None
         if text or form is not TEXT:  # an empty text counts as not given
             earlier = values.get(names[name])
             both = isinstance(earlier, list) and isinstance(parsed, list)
@@ -276,10 +270,23 @@ class TopicSourceOptions(SourceOptions):
                     f"give the option '{way}Timestamp' or '{way}OffsetsByTimestamp', not both"
                 )
 
+    @property
+    def starting_at(self) -> Positions | None:
+        """Return when to start, in milliseconds since 1970; None: `starting_offsets` say where."""
+        one = self.starting_timestamp
+        return self.starting_offsets_by_timestamp if one is None else one
+
+    @property
+    def ending_at(self) -> Positions | None:
+        return (
+            self.ending_offsets_by_timestamp
+            if self.ending_timestamp is None
+            else self.ending_timestamp
+        )
+
     def refuse_end(self) -> None:
         """Reject the options of an end: a stream has none."""
-        times = (self.ending_timestamp, self.ending_offsets_by_timestamp)
-        if self.ending_offsets != LATEST or any(time is not None for time in times):
+        if self.ending_offsets != LATEST or self.ending_at is not None:
             raise InvalidRequest(
                 "a stream has no end: options that begin with 'ending' are for batch reads"
             )
@@ -317,6 +324,10 @@ class QueueSourceOptions(SourceOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions(ReachOptions):
+    kind: ClassVar[str]  # topic or queue: the option that names the target
+    reached_by: ClassVar[str]  # the option with the broker's address for writes
+    address_form: ClassVar[str]
+
     app_id: str | None = option(TEXT, None)
     order_by: list[str] = option(NAMES, list)
     batch_id: int | None = option(NUMBER, None)  # for `foreachBatch` over Spark Connect
@@ -324,47 +335,30 @@ class SinkOptions(ReachOptions):
     @property
     def target(self) -> str:
         """Return the topic or queue; "" if rows name their own."""
-        raise NotImplementedError
+        return str(getattr(self, self.kind))
 
     @property
     def address(self) -> str:
         """Return the broker's address for writes. Raises InvalidRequest if it is missing."""
-        raise NotImplementedError
+        if not (address := getattr(self, self.reached_by)):
+            raise InvalidRequest(
+                f"the option {self.reached_by!r} is missing: the broker's {self.address_form}"
+            )
+        return str(address)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicSinkOptions(SinkOptions):
-    title = "a topic sink"
+    title, kind = "a topic sink", "topic"
+    reached_by, address_form = "broker", "address, host:port"
 
     topic: str = option(TEXT, "")
-
-    @property
-    def target(self) -> str:
-        return self.topic
-
-    @property
-    def address(self) -> str:
-        if not self.broker:
-            raise InvalidRequest("the option 'broker' is missing: the broker's address, host:port")
-        return self.broker
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSinkOptions(SinkOptions):
-    title = "a queue sink"
+    title, kind = "a queue sink", "queue"
+    reached_by, address_form = "url", "HTTP address, such as http://127.0.0.1:6632"
 
     queue: str = option(TEXT, "")
     payload_format: str = option(_one_of("json", "text"), "json")
-
-    @property
-    def target(self) -> str:
-        return self.queue
-
-    @property
-    def address(self) -> str:
-        if not self.url:
-            raise InvalidRequest(
-                "the option 'url' is missing: the broker's HTTP address, such as "
-                "http://127.0.0.1:6632"
-            )
-        return self.url

@@ -25,7 +25,7 @@ columns. `sinks:` are several, by name; `sink:` is short for one, named `main`.
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import yaml
@@ -51,17 +51,32 @@ class DeadLetterTarget(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     queue: str | None = None
 
 
-STATIC = ("table", "parquet", "jdbc")  # sources that are tables, beside the stream
+STATIC = ("table", "parquet", "jdbc")  # sources that are tables, not streams
 SOURCES = ("topic", "topicPattern", "queue", *STATIC)
 SINKS = ("topic", "queue", "parquet", "route", "table", "postgres", "format", "foreachBatch")
 
 
-def _kinds(struct: msgspec.Struct, kinds: Sequence[str]) -> list[str]:
-    return [kind for kind in kinds if getattr(struct, kind)]
+class Place(msgspec.Struct):
+    """What a pipeline reads or writes: one of KINDS."""
+
+    KINDS: ClassVar[Sequence[str]]
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind in self.KINDS if getattr(self, kind)]
+
+    @property
+    def kind(self) -> str:
+        return self.kinds[0]
+
+    @property
+    def title(self) -> str:
+        """Name it in a few words: "topic orders"."""
+        return f"{self.kind} {getattr(self, self.kind)}"
 
 
-class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a pipeline reads: one of SOURCES."""
+class PipelineSource(Place, forbid_unknown_fields=True, kw_only=True):
+    KINDS = SOURCES
 
     topic: str | None = None
     topicPattern: str | None = None  # noqa: N815
@@ -71,15 +86,11 @@ class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     jdbc: str | None = None  # a JDBC URL; `options` name the table or the query
     format: str = "raw"  # or json
     schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
-    columns: list[Literal["key", "partition", "headers"]] = []  # of a topic, beside the usual ones
+    columns: list[Literal["key", "partition", "headers"]] = []  # further columns of a topic
     deadLetter: DeadLetterTarget | None = None  # noqa: N815
     watermark: dict[str, str] = {}  # a time column and how late it may be: {at: 10 minutes}
     refresh: int = 1  # of a table: read it again every so many batches; 0: once per run
     options: dict[str, Any] = {}
-
-    @property
-    def kind(self) -> str:
-        return _kinds(self, SOURCES)[0]
 
     @property
     def static(self) -> bool:
@@ -92,11 +103,6 @@ class PipelineSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         name = self.topic or self.queue or "source"
         return name if NAME.fullmatch(name) else "source"
 
-    @property
-    def title(self) -> str:
-        """Describe what it reads."""
-        return f"{self.kind} {getattr(self, self.kind)}"
-
 
 class PipelineStep(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A view made by SQL, or by a function `module:name`."""
@@ -106,8 +112,8 @@ class PipelineStep(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     python: str | None = None
 
 
-class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where a pipeline writes: one of SINKS."""
+class PipelineSink(Place, forbid_unknown_fields=True, kw_only=True):
+    KINDS = SINKS
 
     topic: str | None = None
     queue: str | None = None
@@ -127,10 +133,6 @@ class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     options: dict[str, Any] = {}
 
     @property
-    def kind(self) -> str:
-        return _kinds(self, SINKS)[0]
-
-    @property
     def messages(self) -> bool:
         """Return whether rows become records or messages, each exactly once."""
         return self.kind in ("topic", "queue", "route")
@@ -139,11 +141,6 @@ class PipelineSink(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def output_mode(self) -> str:
         """Return which rows of an aggregate it gets: final ones, or all that changed."""
         return "append" if self.mode == "append" else "update"
-
-    @property
-    def title(self) -> str:
-        """Describe where it writes."""
-        return f"{self.kind} {getattr(self, self.kind)}"
 
 
 class PipelineFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -226,7 +223,7 @@ def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
     if not pipeline.views:
         yield "give a `source`, or `sources` by name"
     for name, source in pipeline.views.items():
-        if len(_kinds(source, SOURCES)) != 1:
+        if len(source.kinds) != 1:
             yield f"source {name} reads one of {', '.join(SOURCES[:-1])} or {SOURCES[-1]}"
             continue
         if source.format not in ("raw", "json"):
@@ -257,7 +254,7 @@ def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
     for name in names:
         if not NAME.fullmatch(name):
             yield f"{name!r} cannot be a view's name: letters, digits and underscores"
-        # to Spark they are the same in any case
+        # Spark ignores case
         if sum(name.lower() == other.lower() for other in names) > 1:
             yield f"two sources or steps are named {name}"
     for step in pipeline.steps:
@@ -269,7 +266,7 @@ def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
         yield "give a `sink`, or `sinks` by name"
     for name, sink in pipeline.outputs.items():
         yield from _sink_mistakes(name, sink, names, pipeline.streaming)
-        if len(_kinds(sink, SINKS)) == 1:
+        if len(sink.kinds) == 1:
             kind, given = sink_kind(pipeline, sink, pipeline.name)
             yield from _option_mistakes(sink_place(name), kind, given)
     trigger = pipeline.trigger
@@ -287,7 +284,7 @@ def _sink_mistakes(
     where = sink_place(name)
     if not NAME.fullmatch(name) or name in ("steps", "dead", "shared", "static"):
         yield f"{name!r} cannot be a sink's name: letters, digits and underscores"
-    if len(_kinds(sink, SINKS)) != 1:
+    if len(sink.kinds) != 1:
         yield f"the {where} is one of {', '.join(SINKS[:-1])} or {SINKS[-1]}"
         return
     if sink.view is not None and sink.view not in views:
@@ -316,7 +313,7 @@ def sink_place(name: str) -> str:
 def source_kind(
     pipeline: PipelineFile, source: PipelineSource
 ) -> tuple[type[ReachOptions] | None, dict[str, Any]]:
-    """The struct and the values of a source's options; None for what Spark itself reads."""
+    """Return the struct and the values of a source's options; None if Spark itself reads it."""
     if source.static:
         return None, source.options
     given = {"group": pipeline.name, **source.options}
@@ -334,7 +331,7 @@ def source_kind(
 def sink_kind(
     pipeline: PipelineFile, sink: PipelineSink, app: str
 ) -> tuple[type[SinkOptions] | None, dict[str, Any]]:
-    """The struct and the values of a sink's options; None for what Spark itself writes."""
+    """Return the struct and the values of a sink's options; None if Spark itself writes it."""
     if not (sink.topic or sink.queue):
         return None, sink.options
     options = {"appId": app, "url": pipeline.url, "broker": pipeline.broker}

@@ -211,7 +211,7 @@ def failed_batch(checkpoint: Path) -> str:
         return ""
     number = max(begun)
     ends = _offsets(checkpoint, number)
-    # a first batch has no start
+    # the first batch has no start offsets
     starts = _offsets(checkpoint, number - 1) if number - 1 in begun else ["{}"] * len(ends)
     sources = [
         {"startOffset": start, "endOffset": end, "latestOffset": None}
@@ -221,8 +221,8 @@ def failed_batch(checkpoint: Path) -> str:
 
 
 def _offsets(checkpoint: Path, number: int) -> list[str]:
-    """A batch's end in each source, as JSON."""
-    # after the version and metadata (OffsetSeqLog in github.com/apache/spark)
+    """Return the end of a batch in each source, as JSON."""
+    # the first two lines are the version and metadata (OffsetSeqLog in github.com/apache/spark)
     return (checkpoint / "offsets" / str(number)).read_text().splitlines()[2:]
 
 

@@ -1,4 +1,4 @@
-"""Record a pipeline's steps in its checkpoint, so that other steps do not continue its state.
+"""Record a pipeline's steps in its checkpoint, and reject changed steps that would reuse its state.
 
     <checkpoint>/steps/<n>.json     the steps from the n-th change on; the last one counts
 
@@ -38,8 +38,10 @@ TOKEN = re.compile(
 def record_steps(
     spark: Any, pipeline: PipelineFile, made: dict[str, Any], inputs: dict[str, list[str]]
 ) -> None:
-    """Record the steps. Raises ConfigError if other steps made the checkpoint's state. `made` are
-    the frames of the views, `inputs` the views that each step reads."""
+    """Record the steps. Raises ConfigError if other steps have made the checkpoint's state.
+
+    `made` has the frame of each view, and `inputs` the views that each step reads.
+    """
     if not hasattr(spark, "_jvm"):
         log.info(
             "steps are not compared over Spark Connect: the server owns the checkpoint's files"
@@ -123,10 +125,11 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
             differences.append(f"{name} is {'new' if old is None else 'gone'}")
         elif not _same(old, new):
             differences.append(f"step {name} was {_shown(old)} and is {_shown(new)}")
-    # a step that keeps state now reads from them, or no longer does
+    # the same texts, but other steps depend on state now
     if not differences and known and before["state"] != now["state"]:
         differences.append(
-            f"state was made of {_listed(before['state'])} and would be of {_listed(now['state'])}"
+            f"state depended on {_listed(before['state'])}"
+            f" and would depend on {_listed(now['state'])}"
         )
     return differences
 

@@ -65,7 +65,7 @@ def _by_view(text: str, where: str, names: list[str], default: str) -> dict[str,
         raise ConfigError(f"{where}: give a list of rows, or an object with a list for each view")
     for name in rows:
         if name not in names:
-            raise ConfigError(f"{where}: there is no {name!r}; there are {', '.join(names)}")
+            raise ConfigError(f"{where}: unknown view {name!r}; the views are {', '.join(names)}")
     return rows
 
 
@@ -141,15 +141,14 @@ def _record(name: str, source: PipelineSource, number: int, row: Any) -> dict[st
     defaults: dict[str, Any]
     if source.queue:
         defaults = {
+            **dict.fromkeys(QUEUE_COLUMNS.names),
             "queue": source.queue,
             "partition": "Default",
             "seq": number,
             "id": f"{number:08d}-0000-0000-0000-000000000000",
             "transactionId": str(number),
-            "traceId": None,
             "payload": "null",
             "createdAt": at,
-            "headers": None,
         }
     else:
         topic = (source.topic or name).split(",")[0].strip()
@@ -157,7 +156,7 @@ def _record(name: str, source: PipelineSource, number: int, row: Any) -> dict[st
     for column in given:
         if column not in defaults:
             raise ConfigError(
-                f"source {name}: there is no column {column!r}; there are {', '.join(defaults)}"
+                f"source {name}: unknown column {column!r}; the columns are {', '.join(defaults)}"
             )
     made = {**defaults, **given}
     for column in ("createdAt", "timestamp"):

@@ -31,7 +31,7 @@ def check(pipeline: PipelineFile, *, ask_broker: bool = True) -> PipelineFile:
     for name, source in pipeline.views.items():
         files = source.parquet or source.table
         if files and "://" not in files and not Path(files).exists():
-            raise ConfigError(f"source {name}: there is no directory {files}")
+            raise ConfigError(f"source {name}: directory {files} does not exist")
     for name, sink in pipeline.outputs.items():
         if sink.foreachBatch:
             load_function(sink.foreachBatch, sink_place(name))
@@ -44,7 +44,7 @@ def check(pipeline: PipelineFile, *, ask_broker: bool = True) -> PipelineFile:
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """What a source or sink refuses, as an error of the pipeline file."""
+    """Convert an error of a source or sink to an error of the pipeline file."""
     try:
         yield
     except InvalidRequest as error:
@@ -52,7 +52,7 @@ def naming(place: str) -> Iterator[None]:
 
 
 def load_function(named: str, where: str) -> Callable[..., Any]:
-    """The function `module:name`; ConfigError when it is not there."""
+    """Return the function `module:name`, or raise ConfigError."""
     module, _, name = named.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -75,13 +75,13 @@ def _check_queues(pipeline: PipelineFile) -> None:
             names = [queue for (queue,) in postgres.rows(sql)]
             if source.queue not in names:
                 raise ConfigError(
-                    f"source {name}: there is no queue {source.queue!r} in the database; "
+                    f"source {name}: queue {source.queue!r} does not exist in the database; "
                     f"queues: {', '.join(names[:10]) or 'none yet'}"
                 )
 
 
 def resolve_routes(pipeline: PipelineFile) -> PipelineFile:
-    """The pipeline with routes replaced by the topic or queue they read."""
+    """Return the pipeline with routes replaced by the topic or queue they read."""
     if not any(sink.route for sink in pipeline.outputs.values()):
         return pipeline
     sinks = {
@@ -92,14 +92,15 @@ def resolve_routes(pipeline: PipelineFile) -> PipelineFile:
 
 
 def _resolve_route(pipeline: PipelineFile, sink: PipelineSink) -> PipelineSink:
-    """The topic or queue that an export route reads, so that what Spark writes there is delivered
-    with the route's own breaker, retries and dead letters."""
+    """Return the topic or queue that a route reads. Spark writes there, and the route delivers with
+    its own breaker, retries and dead letters.
+    """
     assert sink.route is not None
     try:
         with BrokerCaller(pipeline.url, token=pipeline.token, timeout=5.0) as caller:
             route = caller.json("GET", resource("/api/v1/routes", sink.route))
     except NotFound:
-        raise ConfigError(f"there is no export route {sink.route!r} on {pipeline.url}") from None
+        raise ConfigError(f"route {sink.route!r} does not exist on {pipeline.url}") from None
     except PenstockError as error:
         raise ConfigError(
             f"the broker cannot be asked for export route {sink.route!r}: {error}"
@@ -115,7 +116,7 @@ def _resolve_route(pipeline: PipelineFile, sink: PipelineSink) -> PipelineSink:
 
 
 def _check_topics(pipeline: PipelineFile) -> None:
-    """The topics that are read must exist. A sink's topic is made when it is written to."""
+    """Check that the topics to read exist. A sink's topic is created by the first write."""
     topics = [
         part.strip() for s in pipeline.views.values() if s.topic for part in s.topic.split(",")
     ]
@@ -128,7 +129,7 @@ def _check_topics(pipeline: PipelineFile) -> None:
             except NotFound:
                 names = ", ".join(link.names()[:10]) or "none yet"
                 raise ConfigError(
-                    f"there is no topic {topic!r} on {pipeline.broker}; topics: {names}"
+                    f"topic {topic!r} does not exist on {pipeline.broker}; topics: {names}"
                 ) from None
             except PenstockError as error:
                 raise ConfigError(

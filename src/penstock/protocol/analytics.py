@@ -16,7 +16,7 @@ class Point:
     """The figures of a queue, a topic, or a group of either, in one interval."""
 
     at: datetime
-    # queue, group (of a queue) or topic; a group of a topic is of kind topic and has a group
+    # queue, topic, or group (of a queue). A group of a topic has the kind topic, and `group` is set
     kind: str
     name: str
     group: str

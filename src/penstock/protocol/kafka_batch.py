@@ -202,14 +202,23 @@ def is_whole(data: Bytes, at: int = 0) -> bool:
     return bool(crc32c(memoryview(data)[at + ATTRIBUTES_AT : end]) == crc)
 
 
-def assigned(data: bytes, base: int, timeline: int) -> bytes:
+def assigned(data: Bytes, base: int, timeline: int) -> bytes:
     """Return the batch with its first offset, and this timeline as its leader epoch.
 
     If `data` has several batches, they have both already.
     """
     if BatchHead.parse(data).size < len(data):
-        return data
+        return bytes(data)
     return ASSIGNED.pack(base, len(data) - 12, timeline) + memoryview(data)[ASSIGNED.size :]
+
+
+def batches_in(data: Bytes) -> Iterator[tuple[int, BatchHead]]:
+    """Yield the position and the head of each batch."""
+    at = 0
+    while at + HEAD_SIZE <= len(data):
+        head = BatchHead.parse(data, at)
+        yield at, head
+        at += head.size
 
 
 def checked(data: bytes, base: int, end: int) -> bytes:

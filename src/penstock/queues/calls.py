@@ -10,6 +10,7 @@ consumer's request calls `settle`, then `take`. The functions are independent of
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -23,7 +24,7 @@ class AppendArguments(NamedTuple):
     ids: list[int]
     starts: list[int]
     transactions: str  # the text of an array: the driver encodes it several times faster
-    checks: list[bool]
+    checked: bool
     traces: list[UUID | None] | None
     producers: list[str | None] | None
     keys: list[str | None] | None
@@ -104,6 +105,20 @@ SETTLE_AND_TAKE = f"""
     SELECT d.settled, ARRAY(SELECT t FROM {_call("take", TakeArguments, _AFTER_SETTLE)} t
                              WHERE d.settled IS NOT NULL) AS taken
       FROM done d"""
+
+
+def joined(values: list[bytes]) -> tuple[bytes, str]:
+    """Return values as arguments of `append`: their bytes, and their bounds as an array's text."""
+    bounds = list(accumulate(map(len, values), initial=1))
+    return b"".join(values), f"{{{str(bounds)[1:-1]}}}"
+
+
+def array_text(values: list[str]) -> str:
+    """Return values, which contain no NUL, as the text of an array."""
+    text = "\0".join(values)
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '{"' + text.replace("\0", '","') + '"}'
 
 
 class Calls:

@@ -122,20 +122,20 @@ class Pops:
         while not self._paused:
             pop.begin_poll()
             takes = [
-                (place, take) for place, one in enumerate(wanted) for take in await self._takes(one)
+                take for source, one in enumerate(wanted) for take in await self._takes(one, source)
             ]
             if first.wait:
                 self._register(pop, wanted, takes)
             if len(wanted) > 1 and pop.woken_by is not None:
-                takes.sort(key=lambda one: one[1].queue != pop.woken_by)
+                takes.sort(key=lambda take: take.queue != pop.woken_by)
             wait: float | None = None  # until the next poll, as far as the database knows
             reason = "empty" if takes else "unknown"
-            for place, take in takes:
+            for take in takes:
                 settled, taken = await self._exchanges.exchange(acks, take)
                 assert taken is not None
                 acked, acks = (settled or acked), ()
                 if taken.rows:
-                    return await self._answer(wanted, place, taken, acked)
+                    return await self._answer(wanted, taken, acked)
                 if taken.outcome == "ok":  # its messages were deleted at the same time
                     self._exchanges.give_back(taken)
                     wait = 0.0
@@ -161,27 +161,22 @@ class Pops:
                 min(pause, self._settings.poll_interval), self._exchanges.give_back
             )
             if handed is not None:
-                return await self._answer(wanted, 0, handed, acked)
+                return await self._answer(wanted, handed, acked)
         if acks:
             acked, _ = await self._exchanges.exchange(acks)
         return PopOutcome(first.group, first.queue, reason=reason, acked=list(acked))
 
-    def _register(
-        self,
-        pop: WaitingPop,
-        wanted: Sequence[PopRequest],
-        takes: list[tuple[int, Take]],
-    ) -> None:
-        """Have it woken for what it wants. A push may take for pops from any one partition of one
-        queue whose consumers do not share partitions.
+    def _register(self, pop: WaitingPop, wanted: Sequence[PopRequest], takes: list[Take]) -> None:
+        """Register the pop for the queues that it wants. A push may take for a pop that takes from
+        any one partition of one queue, if consumers do not share its partitions.
         """
-        places = [(one.queue, one.group) for one in wanted if one.queue is not None]
-        places += [(take.queue, take.group) for at, take in takes if wanted[at].queue is None]
-        self._waiting.register(pop, list(dict.fromkeys(places)))
-        pop.partition = next((take.partition for _, take in takes if take.partition), None)
+        groups = [(one.queue, one.group) for one in wanted if one.queue is not None]
+        groups += [(take.queue, take.group) for take in takes if wanted[take.source].queue is None]
+        self._waiting.register(pop, list(dict.fromkeys(groups)))
+        pop.partition = next((take.partition for take in takes if take.partition), None)
         pop.take = None
         if len(wanted) == 1 and wanted[0].queue is not None and takes:
-            [(_, take)] = takes
+            [take] = takes
             if (
                 take.from_any_partition
                 and take.batch <= SLICE
@@ -197,7 +192,7 @@ class Pops:
             pass
 
     def _patience(self, wanted: PopRequest) -> float:
-        """How many seconds it waits."""
+        """Return for how many seconds the pop waits."""
         if not wanted.wait:
             return 0.0
         default = self._settings.default_timeout
@@ -205,8 +200,8 @@ class Pops:
 
     # What to take from
 
-    async def _takes(self, wanted: PopRequest) -> list[Take]:
-        """A take for each queue that it wants, the most important first."""
+    async def _takes(self, wanted: PopRequest, source: int) -> list[Take]:
+        """Return a take for each queue that it wants, the most important first."""
         start = subscription_of(wanted, self._settings.default_subscription_mode)
         if wanted.queue is not None:
             check_name("queue", wanted.queue)
@@ -223,13 +218,13 @@ class Pops:
                     continue
             group_id = await self._group(name, wanted.group, number, start)
             if group_id is not None:
-                takes.append(self._take(wanted, name, group_id, number))
+                takes.append(self._take(wanted, source, name, group_id, number))
         return takes
 
     async def _group(
         self, queue: str, group: str, partition: int | None, start: tuple[str, datetime | None]
     ) -> int | None:
-        """The number of a group, which is new if nobody has popped for it; None: no such queue."""
+        """Return the id of a group, created if needed; None: there is no such queue."""
         info = await self._catalog.queue(queue)
         group_id = self._catalog.groups.get((queue, group, partition or 0))
         if group_id is not None:
@@ -248,13 +243,16 @@ class Pops:
             remember(self._catalog.groups, (queue, group, partition or 0), group_id)
         return group_id
 
-    def _take(self, wanted: PopRequest, queue: str, group_id: int, partition: int | None) -> Take:
+    def _take(
+        self, wanted: PopRequest, source: int, queue: str, group_id: int, partition: int | None
+    ) -> Take:
         batch, partitions = wanted.batch, wanted.partitions
         if batch is None:
             batch = AUTOPILOT_BATCH if wanted.autopilot else self._settings.default_batch
         if partitions is None:
             partitions = AUTOPILOT_PARTITIONS if wanted.autopilot else 1
         return Take(
+            source,
             queue,
             wanted.group,
             group_id,
@@ -269,14 +267,13 @@ class Pops:
     async def _answer(
         self,
         wanted: Sequence[PopRequest],
-        place: int,
         taken: Taken,
         acked: Sequence[AckOutcome],
     ) -> PopOutcome:
-        """The messages as the client gets them; what fails before gives them back."""
-        request, take = wanted[place], taken.take
+        """Return the messages for the client. If that fails, release their lease."""
+        take = taken.take
+        request, queue, group = wanted[take.source], take.queue, take.group
         auto_ack = request.auto_ack
-        queue, group = take.queue, take.group
         lease_id = "" if auto_ack else take.lease_id
         messages: list[Delivered] = []
         try:
@@ -300,7 +297,7 @@ class Pops:
         if count >= take.batch and self._catalog.shares(queue):  # and there may be more
             self._waiting.wake(queue, 1, group, announce=False)
         claimed = len({row["partition_id"] for row in taken.rows})
-        return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), place)
+        return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), take.source)
 
     def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
         """The messages of a row."""

@@ -57,7 +57,6 @@ class Exchanges:
         self.memory = LeaseMemory()
         self.batcher: Batcher[Exchange, Exchanged] = Batcher(
             self._exchange,
-            size=lambda one: len(one.acks) + (TAKE_WEIGHT if one.take else 0),
             limit=max(context.settings.merge_max, MAX_TAKES * TAKE_WEIGHT),
             slots=2,
             give_back=lambda exchanged: self.give_back(exchanged[1]),
@@ -78,7 +77,8 @@ class Exchanges:
         """Record outcomes, then take. Repeating the acknowledgements changes nothing. Cancelling it
         gives back what was taken.
         """
-        return await self.batcher.ask(Exchange(acks, take))
+        size = len(acks) + (TAKE_WEIGHT if take else 0)
+        return await self.batcher.ask(Exchange(acks, take), size)
 
     async def complete(self, take: Take) -> None:
         """Complete all that was taken (auto-ack)."""

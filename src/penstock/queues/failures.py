@@ -34,10 +34,7 @@ WITH written AS (
   SELECT f.at, f.partition_id, m.seq, f.group_name, f.worker, f.error
     FROM unnest($1::timestamptz[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[])
          AS f (at, partition_id, transaction_id, group_name, worker, error)
-   CROSS JOIN LATERAL (
-     SELECT m.seq FROM messages m
-      WHERE m.partition_id = f.partition_id AND m.transaction_id = f.transaction_id
-        AND hashtextextended(m.transaction_id, 0) = hashtextextended(f.transaction_id, 0)) m
+   CROSS JOIN LATERAL message_named(f.partition_id, f.transaction_id) m
   RETURNING id)
 DELETE FROM failures WHERE id IN (
   SELECT id FROM failures WHERE id <= (SELECT max(id) FROM written) - $7 ORDER BY id LIMIT 1000)"""

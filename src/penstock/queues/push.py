@@ -11,28 +11,27 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate, chain
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 from uuid import UUID
 
-import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from penstock.database.batching import SLICE, Batcher
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
-from penstock.queues.calls import AppendArguments, AppendedRow, Fetch
+from penstock.queues.calls import AppendArguments, AppendedRow, array_text, joined
 from penstock.queues.catalog import QueueCatalog, check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys, Sealed
 from penstock.queues.exchanges import Exchanges, Served
 from penstock.queues.types import Item, ItemOutcome, Status
 
-T = TypeVar("T")
 Log = tuple[str, str]  # queue, partition
 
 ENCRYPTED_BYTES = 1 << 12  # encrypting these takes as long as one more item
 MAX_LOOKUPS = 4  # attempts to look up queues that changed
-# A message counts as one more per so many bytes, so that large messages do not make a huge call.
-HEAVY_BYTES = 1 << 15
+NOTHING = AppendedRow([], None, None)  # of a call without items
 ENOUGH = 200  # messages that justify a second call beside a running one (docs/decisions/queues.md)
 
 
@@ -50,70 +49,54 @@ class Pusher:
         self._pushed = pushed
         self._delayed = delayed  # called with the due times of stored delayed messages
         self.batcher: Batcher[list[Item], list[ItemOutcome]] = Batcher(
-            self._append, size=_size, limit=context.settings.merge_max, slots=4, enough=ENOUGH
+            self._append, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
-
-    def named(self, items: list[Item]) -> list[Item]:
-        """Return the items with transaction ids. Items without one are copied, not changed."""
-        items = [item if item.transaction_id else copy(item) for item in items]
-        name_items(items, self._catalog.partitions)
-        return items
 
     async def _append(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[ItemOutcome] | PenstockError]:
-        """Append the items of several requests. Only the first attempt takes for waiting pops."""
-        items = requests[0] if len(requests) == 1 else list(chain.from_iterable(requests))
-        served: Served | None = {} if self._waiting.pops and not again else None
-        answers = await self.store(items, self._catalog, again=again, served=served)
+        """Append the items of several requests. Look up queues that changed, and send their items
+        again. Only the first call takes for waiting pops.
+        """
+        items = list(chain.from_iterable(requests))
+        batch = AppendBatch(items, self._catalog, self._keys, again)
+        served: Served = {}
+        for attempt in range(MAX_LOOKUPS):
+            arguments = await batch.arguments()
+            if arguments is None:
+                appended = NOTHING
+            elif again or attempt or not self._waiting.pops:
+                appended = await self._calls.append(arguments)
+            else:
+                appended = await self._exchanges.append_and_hand_off(arguments, items, served)
+            await batch.fill(appended)
+            stale = [index for index in range(len(items)) if index not in batch.answers]
+            if not stale:
+                break
+            for index in stale:
+                self._catalog.partitions.pop((items[index].queue, items[index].partition), None)
+            self._catalog.forget()
+        else:
+            for index in stale:
+                error = Unavailable(f"queue '{items[index].queue}' keeps changing; try again")
+                batch.answers[index] = error
+        answers = [batch.answers[index] for index in range(len(items))]
         self.count_and_wake(answers, served)
         results: list[list[ItemOutcome] | PenstockError] = []
         begin = 0
         for request in requests:
+            end = begin + len(request)
             outcomes: list[ItemOutcome] = []
-            for index, outcome in enumerate(answers[begin : begin + len(request)]):
-                if not isinstance(outcome, ItemOutcome):
+            for index, outcome in enumerate(answers[begin:end]):
+                if isinstance(outcome, PenstockError):
                     results.append(outcome)
                     break
                 outcome.index = index
                 outcomes.append(outcome)
             else:
                 results.append(outcomes)
-            begin += len(request)
+            begin = end
         return results
-
-    async def store(
-        self,
-        items: list[Item],
-        catalog: QueueCatalog,
-        *,
-        again: bool = False,
-        served: Served | None = None,
-        fetch: Fetch | None = None,
-    ) -> list[ItemOutcome | PenstockError]:
-        """Append items, through `fetch` if they are part of a transaction. Look up stale queues and
-        try again. With `served`, the first call also takes for waiting pops and counts them there.
-        """
-        every = range(len(items))
-        batch = AppendBatch(items, catalog, self._keys, again, [None] * len(items), stale=every)
-        for attempt in range(MAX_LOOKUPS):
-            arguments = await batch.arguments()
-            if arguments is None:
-                appended = AppendedRow([], None, None)
-            elif served is not None and not attempt:
-                appended = await self._exchanges.append_and_hand_off(arguments, items, served)
-            else:
-                appended = await self._calls.append(arguments, fetch)
-            await batch.fill(appended)
-            if not batch.stale:
-                return batch.answers
-            for index in batch.stale:
-                catalog.partitions.pop((items[index].queue, items[index].partition), None)
-            catalog.forget()
-        for index in batch.stale:
-            error = Unavailable(f"queue '{items[index].queue}' keeps changing; try again")
-            batch.answers[index] = error
-        return batch.answers
 
     def count_and_wake(
         self,
@@ -140,29 +123,28 @@ class Pusher:
 
 @dataclass(slots=True)
 class AppendBatch:
-    """The items of a call and their answers. It is sent again while some items are stale."""
+    """The items of a call and their answers. Items without an answer are sent again."""
 
     items: list[Item]
     catalog: QueueCatalog
     keys: EncryptionKeys
-    again: bool  # an earlier attempt may have stored them
-    answers: list[Any]  # ItemOutcome or PenstockError; None: not yet
-    stale: Collection[int]  # indexes of items without an answer
+    again: bool = False  # an earlier attempt may have stored them
+    answers: dict[int, ItemOutcome | PenstockError] = field(default_factory=dict)  # by index
     # The order sent: partitions, each with the indexes of its items
-    sent: list[tuple[int, list[int]]] = field(init=False, default_factory=list)
+    sent: list[tuple[int, list[int]]] = field(default_factory=list)
     # (item, earlier item with the same id): the earlier one is answered first
-    repeats: list[tuple[int, int]] = field(init=False, default_factory=list)
+    repeats: list[tuple[int, int]] = field(default_factory=list)
 
     async def arguments(self) -> AppendArguments | None:
         """Return the arguments, sorted by partition; None: there is nothing to send."""
         items, catalog, partitions = self.items, self.catalog, self.catalog.partitions
         logs: dict[Log, dict[str | None, int]] = {}  # the index of each transaction id
         self.repeats = []
-        for index in self.stale:
-            item = items[index]
-            first = logs.setdefault((item.queue, item.partition), {}).setdefault(
-                item.transaction_id, index
-            )
+        for index, item in enumerate(items):
+            if index in self.answers:
+                continue
+            log = logs.setdefault((item.queue, item.partition), {})
+            first = log.setdefault(item.transaction_id, index)
             if first != index:
                 self.repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
@@ -172,42 +154,37 @@ class AppendBatch:
             info = catalog.queues.get(queue) or await catalog.queue(queue)
             if info and info.options.encryption_enabled:
                 sealing.add(queue)
-        self.stale, self.sent = [], []
-        for log, ids in logs.items():
-            if log in partitions:
-                self.sent.append((partitions[log], list(ids.values())))
-            else:
-                self.stale += ids.values()
-        self.sent.sort()
+        self.sent = sorted(
+            (partitions[log], list(ids.values())) for log, ids in logs.items() if log in partitions
+        )
         sealed = await self._seal(sealing) if sealing else {}
         order = [index for _, indexes in self.sent for index in indexes]
         if not order:
             return None
         batch = [items[index] for index in order]
         stored = [sealed.get(index) or items[index] for index in order] if sealed else batch
-        fresh = [item.fresh for item in batch]
+        traces = [trace_of(item.trace_id) if item.trace_id else None for item in batch]
+        producers = [item.producer for item in batch]
         payloads, payload_bounds = joined([one.payload for one in stored])
-        headers = _unless_empty([one.headers for one in stored])
-        header_bytes, header_bounds = (
-            joined([one or b"" for one in headers]) if headers else (None, None)
-        )
-        due = _unless_empty([item.due for item in batch])
+        headers, header_bounds = None, None
+        if any(one.headers for one in stored):
+            headers, header_bounds = joined([one.headers or b"" for one in stored])
+        due = [item.due for item in batch]
+        later = any(due)
         return AppendArguments(
             ids=[partition for partition, _ in self.sent],
             starts=list(accumulate([len(some) for _, some in self.sent[:-1]], initial=0)),
             transactions=array_text([item.transaction_id or "" for item in batch]),
-            checks=[self.again or not one for one in fresh] if True in fresh else [True],
-            traces=_unless_empty(
-                [trace_of(item.trace_id) if item.trace_id else None for item in batch]
-            ),
-            producers=_unless_empty([item.producer for item in batch]),
+            checked=self.again or not all(item.fresh for item in batch),
+            traces=traces if any(traces) else None,
+            producers=producers if any(producers) else None,
             keys=[one.key_id for one in stored] if sealed else None,
             payloads=payloads,
             payload_bounds=payload_bounds,
-            headers=header_bytes,
+            headers=headers,
             header_bounds=header_bounds,
-            due_ats=[one if isinstance(one, datetime) else None for one in due] if due else None,
-            delays=[None if isinstance(one, datetime) else one for one in due] if due else None,
+            due_ats=[one if isinstance(one, datetime) else None for one in due] if later else None,
+            delays=[None if isinstance(one, datetime) else one for one in due] if later else None,
         )
 
     async def _seal(self, queues: set[str]) -> dict[int, Sealed]:
@@ -235,63 +212,69 @@ class AppendBatch:
 
     async def fill(self, appended: AppendedRow) -> None:
         """Fill in answers from the row of `append`. Stale items stay without an answer."""
-        stale = list(self.stale)
         begin = rested = 0
         for partition, indexes in self.sent:
             end = begin + len(indexes)
             partition_id, ids = self.catalog.uuids(partition, appended.seqs[begin:end])
-            nothing = [None] * len(ids)
-            statuses = appended.statuses[begin:end] if appended.statuses else nothing
-            dues = appended.due_ats[begin:end] if appended.due_ats else nothing
+            queued, now = ["queued"] * len(ids), [None] * len(ids)
+            statuses = appended.statuses[begin:end] if appended.statuses else queued
+            dues = appended.due_ats[begin:end] if appended.due_ats else now
             for index, message_id, status, due_at in zip(indexes, ids, statuses, dues, strict=True):
                 item = self.items[index]
+                deliver_at = UNSET if due_at is None else due_at
                 if status == "stale":
-                    stale.append(index)
                     continue
                 if status == "duplicate" and self.again and item.fresh:
-                    status = "queued"  # we generated this id, so an earlier attempt stored it
-                self.answers[index] = answer_of(
-                    item, index, cast(Status, status or "queued"), message_id, partition_id, due_at
-                )
+                    # we generated this id, so an earlier attempt stored it
+                    status = "queued" if due_at is None else "scheduled"
+                if status == "duplicate":
+                    answer = _duplicate(item, index, message_id, deliver_at)
+                else:
+                    answer = ItemOutcome(
+                        index,
+                        cast(Status, status),
+                        message_id,
+                        item.transaction_id or "",
+                        partition_id,
+                        item.trace_id,
+                        item.queue,
+                        deliver_at,
+                    )
+                self.answers[index] = answer
             begin = end
             if begin - rested >= SLICE:
                 rested = begin
                 await asyncio.sleep(0)
-        for index, first in self.repeats:
-            answer = self.answers[first]
-            if answer is None:
-                stale.append(index)
-            elif isinstance(answer, ItemOutcome) and answer.status != "full":
-                item = self.items[index]
-                answer = answer_of(item, index, "duplicate", answer.message_id)
-                answer.deliver_at = self.answers[first].deliver_at
-            self.answers[index] = answer
-        self.stale = stale
+        for index, earlier in self.repeats:
+            first = self.answers.get(earlier)
+            if isinstance(first, ItemOutcome):
+                if first.status == "full":
+                    first = replace(first, index=index)
+                else:
+                    first = _duplicate(self.items[index], index, first.message_id, first.deliver_at)
+            if first is not None:
+                self.answers[index] = first
 
 
-def answer_of(
-    item: Item,
-    index: int,
-    status: Status,
-    message_id: str | None = None,
-    partition_id: str = "",
-    due_at: datetime | None = None,
+def _duplicate(
+    item: Item, index: int, message_id: str | None, deliver_at: datetime | UnsetType
 ) -> ItemOutcome:
-    """Return the outcome of an item."""
-    if status == "queued" and due_at is not None:
-        status = "scheduled"
-    if status == "duplicate":
-        return ItemOutcome(index, status, message_id, item.transaction_id or "", queue=item.queue)
+    """Return the outcome of an item whose transaction id is stored already."""
     return ItemOutcome(
         index,
-        status,
+        "duplicate",
         message_id,
         item.transaction_id or "",
-        partition_id,
-        item.trace_id,
-        item.queue,
-        msgspec.UNSET if due_at is None else due_at,
+        queue=item.queue,
+        deliver_at=deliver_at,
     )
+
+
+def named(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
+    """Return the items after `name_items`. Items without a transaction id are copied."""
+    items = [item if item.transaction_id else copy(item) for item in items]
+    name_items(items, checked)
+    return items
 
 
 def name_items(items: list[Item], checked: Collection[Log]) -> None:
@@ -324,28 +307,6 @@ def logs_of(items: Iterable[Item]) -> set[Log]:
 def unordered_of(items: Iterable[Item]) -> set[str]:
     """Return the queues that would be unordered if these items created them."""
     return {item.queue for item in items if item.ordering == "none"}
-
-
-def _size(items: list[Item]) -> int:
-    return sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
-
-
-def _unless_empty(values: list[T]) -> list[T] | None:
-    return values if any(values) else None
-
-
-def joined(values: list[bytes]) -> tuple[bytes, str]:
-    """Return values as arguments of `append`: their bytes, and their bounds as an array's text."""
-    bounds = list(accumulate(map(len, values), initial=1))
-    return b"".join(values), f"{{{str(bounds)[1:-1]}}}"
-
-
-def array_text(values: list[str]) -> str:
-    """Return values, which contain no NUL, as the text of an array."""
-    text = "\0".join(values)
-    if '"' in text or "\\" in text:
-        text = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '{"' + text.replace("\0", '","') + '"}'
 
 
 def random_ids(count: int) -> list[str]:

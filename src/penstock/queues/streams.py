@@ -21,7 +21,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import logs_of, unordered_of
+from penstock.queues.push import logs_of, named, unordered_of
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import CatalogSnapshot, Transactions
@@ -115,11 +115,11 @@ class Streams:
         partition_id: str,
         keys: list[str],
         prefix: str = "",
-        ripe_at: int | None = None,
+        ended_by: int | None = None,
     ) -> list[StateRow]:
         """Read the state of a query in a partition, by key. Filters are combined with AND."""
         number, partition = self._numbers(query_id, partition_id)
-        rows = await self._database.read(READ, number, partition, keys, prefix, ripe_at)
+        rows = await self._database.read(READ, number, partition, keys, prefix, ended_by)
         return [StateRow(row["key"], row["value"].encode(), row["updated_at"]) for row in rows]
 
     async def commit(self, cycle: Cycle) -> CommittedCycle:
@@ -138,7 +138,7 @@ class Streams:
             lease = uuid_of(ack.lease_id)
             if lease is None:
                 raise Conflict(NO_LEASE)
-        items = self._transactions.named(cycle.items)
+        items = named(cycle.items)
 
         async def work(
             connection: Any, snapshot: CatalogSnapshot
@@ -198,9 +198,7 @@ def _error(problem: str) -> PenstockError:
 
 
 def _acks(cycle: Cycle, ack: CycleAck, covered: list[str], rest: list[str]) -> list[Ack]:
-    """The outcomes of the messages of a lease: those that are covered, and the rest if it is
-    released.
-    """
+    """Return the outcomes of a lease's messages: the covered ones, and on release the rest."""
     lease = (cycle.partition_id, ack.lease_id)
     status = STATUSES[ack.status]
     error = (ack.error or "a stream reported a failure")[:MAX_ERROR_CHARS]

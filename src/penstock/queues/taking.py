@@ -28,6 +28,7 @@ FULL_SCAN_SECONDS, MAX_FULL_SCAN_SECONDS, FULL_SCAN_SHARE = 1.0, 10.0, 20
 class Take:
     """Messages that a group of a queue wants under one lease."""
 
+    source: int  # which of the pop's requests it is for
     queue: str
     group: str
     group_id: int

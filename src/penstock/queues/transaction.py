@@ -6,15 +6,15 @@ commit, the database itself is asked what became of the transaction, so the answ
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from penstock.database.retry import ATTEMPTS, UNDONE, UNDONE_SECONDS
-from penstock.errors import Conflict, Unavailable
+from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.queues.catalog import QueueCatalog
 from penstock.queues.context import QueueContext
 from penstock.queues.exchanges import Exchanges
-from penstock.queues.push import Log, Pusher, logs_of, unordered_of
+from penstock.queues.push import AppendBatch, Log, Pusher, logs_of, named, unordered_of
 from penstock.queues.settling import STATUSES, AckBatch, check_acks, uuid_of
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, QueueInfo, TransactionResult
 
@@ -42,9 +42,6 @@ class CatalogSnapshot(QueueCatalog):
         self.partitions = partitions
         self.queues = {info.name: info for info in queues}
 
-    def forget(self) -> None:
-        raise Stale
-
     async def ensure(self, wanted: list[tuple[str, str]], unordered: Iterable[str] = ()) -> None:
         del unordered  # they exist
         if not self.partitions.keys() >= set(wanted):
@@ -57,7 +54,7 @@ class CatalogSnapshot(QueueCatalog):
 async def snapshot_of(
     catalog: QueueCatalog, wanted: set[Log], unordered: Collection[str] = ()
 ) -> CatalogSnapshot:
-    """These queues and partitions, made if missing; `Stale` when they change meanwhile."""
+    """Return these queues and partitions, created if missing. Raise `Stale` if they change."""
     await catalog.ensure(list(wanted), unordered)
     partitions = {
         key: number for key in wanted if (number := catalog.partitions.get(key)) is not None
@@ -71,7 +68,7 @@ async def snapshot_of(
 class Transactions:
     def __init__(self, context: QueueContext, pusher: Pusher, exchanges: Exchanges) -> None:
         self._database, self._catalog = context.database, context.catalog
-        self._calls = context.calls
+        self._calls, self._keys = context.calls, context.keys
         self._pusher, self._exchanges = pusher, exchanges
         connections = self._database.settings.pool_size // CONNECTIONS_PER_TRANSACTION
         self._room = asyncio.Semaphore(max(1, connections))
@@ -80,7 +77,7 @@ class Transactions:
         self, operations: list[Item | Ack], required_leases: list[str]
     ) -> TransactionResult:
         name = str(uuid7())
-        items = self.named([one for one in operations if isinstance(one, Item)])
+        items = named([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         check_acks(acks)
         for ack in acks:
@@ -113,10 +110,6 @@ class Transactions:
             for operation in operations
         ]
         return TransactionResult(name, True, None, results)
-
-    def named(self, items: list[Item]) -> list[Item]:
-        """The items, checked and each with a transaction id."""
-        return self._pusher.named(items)
 
     async def attempt(
         self,
@@ -170,7 +163,7 @@ class Transactions:
     async def store(
         self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
     ) -> list[ItemOutcome]:
-        """`append`. Raises when a queue is full."""
+        """Call `append`. Raise if a queue is full."""
         pushed = await self.append(connection, snapshot, items)
         for answer in pushed:
             if answer.status == "full":
@@ -181,11 +174,19 @@ class Transactions:
         self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
     ) -> list[ItemOutcome]:
         """Push the items, which have their ids. Raises when one of them cannot be stored."""
-        answers = await self._pusher.store(items, snapshot, fetch=connection.fetch)
-        for answer in answers:
-            if not isinstance(answer, ItemOutcome):
+        batch = AppendBatch(items, snapshot, self._keys)
+        arguments = await batch.arguments()
+        if arguments is not None:
+            await batch.fill(await self._calls.append(arguments, connection.fetch))
+        pushed: list[ItemOutcome] = []
+        for index in range(len(items)):
+            answer = batch.answers.get(index)
+            if isinstance(answer, PenstockError):
                 raise answer
-        return cast("list[ItemOutcome]", answers)
+            if answer is None:
+                raise Stale
+            pushed.append(answer)
+        return pushed
 
     async def settle(self, connection: Any, acks: list[Ack]) -> list[AckOutcome]:
         """Record the outcomes. Raises when one of them is refused."""
@@ -217,7 +218,7 @@ class Transactions:
                 raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
 
     async def _committed(self, xid: str) -> bool:
-        """What became of a transaction whose connection broke, or `Unavailable`."""
+        """Find out whether a transaction whose connection broke was committed."""
         for _ in range(100):
             rows = await self._database.fetch("SELECT pg_xact_status($1::text::xid8)", xid)
             if rows[0][0] != "in progress":

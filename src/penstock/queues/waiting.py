@@ -50,14 +50,14 @@ FORGET_SECONDS = 3 * HELLO_SECONDS  # then a silent broker is gone
 class WaitingPop:
     """A pop that polls, or is parked until it is woken or a push hands it messages."""
 
-    __slots__ = ("_parked", "_woken", "claimed", "partition", "places", "take", "woken_by")
+    __slots__ = ("_parked", "_woken", "claimed", "groups", "partition", "take", "woken_by")
 
     def __init__(self) -> None:
-        self.places: list[tuple[str, str]] = []  # queue and group; the pop is registered under each
+        self.groups: list[tuple[str, str]] = []  # queue and group; the pop is registered under each
         self.partition: int | None = None  # set: pop only from this partition of its queue
         self.woken_by: str | None = None  # the queue that may have messages; None: any of them
         self.take: Take | None = None  # what a push may take for the pop; None: it must poll
-        self.claimed = False  # a push takes for it: new messages do not wake it
+        self.claimed = False  # a push takes for the parked pop: other pushes do not wake it
         self._parked: asyncio.Future[Taken | None] | None = None
         self._woken = False  # it was woken during its poll
 
@@ -79,9 +79,8 @@ class WaitingPop:
 
     def hand_over(self, taken: Taken) -> bool:
         """End the wait with what a push took. Return False if the pop is not parked any more."""
-        if not self.parked:
+        if self._parked is None or self._parked.done():
             return False
-        assert self._parked is not None
         self._parked.set_result(taken)
         self.claimed = False
         return True
@@ -151,23 +150,23 @@ class WaitingPops:
         )
         return dict(islice(((queue, count) for queue, count in counts if count), most))
 
-    def register(self, pop: WaitingPop, places: list[tuple[str, str]]) -> None:
-        """Register the pop for these queues and groups instead of its previous ones."""
-        if pop.places != places:
+    def register(self, pop: WaitingPop, groups: list[tuple[str, str]]) -> None:
+        """Register the pop under these queues and groups instead of its previous ones."""
+        if pop.groups != groups:
             self.leave(pop)
-            pop.places = places
-            for queue, group in places:
+            pop.groups = groups
+            for queue, group in groups:
                 self.pops.setdefault(queue, {}).setdefault(group, {})[pop] = None
 
     def leave(self, pop: WaitingPop) -> None:
-        for queue, group in pop.places:
-            groups = self.pops[queue]
-            del groups[group][pop]
-            if not groups[group]:
-                del groups[group]
-                if not groups:
+        for queue, group in pop.groups:
+            of_queue = self.pops[queue]
+            del of_queue[group][pop]
+            if not of_queue[group]:
+                del of_queue[group]
+                if not of_queue:
                     del self.pops[queue]
-        pop.places = []
+        pop.groups = []
 
     def claim(self, items: Iterable[Item]) -> list[WaitingPop]:
         """Claim parked pops that a push of these items can serve: per group, at most one for each

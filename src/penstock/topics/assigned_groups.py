@@ -171,7 +171,7 @@ class AssignedGroups:
         )
         self._expired = metrics.counter(
             "penstock_kafka_members_expired_total",
-            "Members of Kafka groups that were removed because nothing was heard of them",
+            "Members of Kafka groups that were removed because they sent no heartbeat",
             "group",
         )
         metrics.gauge(

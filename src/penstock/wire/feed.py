@@ -56,15 +56,15 @@ class Notification(msgspec.Struct):
 
 
 class FeedChunk:
-    """Some consecutive records, formatted on first use and then shared."""
+    """Consecutive records, formatted on first use and then shared by all subscribers."""
 
-    empty = False
+    empty = False  # no records: only offsets without records, at the end of the log
 
     def __init__(self, topic: str, batch: Batch, partition: int = 0) -> None:
         self.topic = topic
         self.partition = partition
         self.next_offset = batch.next_offset
-        self.empty = not batch.count  # offsets without records at the end of the log
+        self.empty = not batch.count
         self._batch = batch
 
     @cached_property
@@ -87,7 +87,7 @@ class FeedChunk:
 
 
 class Lost(FeedChunk):
-    """Records that cannot be read any more: subscribers get an error, then what follows."""
+    """Records that can no longer be read: subscribers get an error, then the records after them."""
 
     def __init__(self, topic: str, error: Damaged, next_offset: int) -> None:
         self.topic = topic
@@ -253,7 +253,7 @@ class Feed:
             following = self._head
             full = []
             for subscription in self.live:
-                if subscription.position > first:  # it starts beyond the end of the log
+                if subscription.position > first:  # it waits for an offset beyond the head
                     if subscription.position < following:
                         full.append(subscription)
                         self._loop.call_soon(self.catch_up, subscription)

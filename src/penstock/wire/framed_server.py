@@ -17,7 +17,7 @@ MAX_SWEEP_SECONDS = 5.0
 
 
 class FramedServer:
-    name: str  # in log and banner; in lower case in metrics
+    name: str  # in the log; in lower case in metrics
     refusal = b""  # the answer to plain text on a TLS port
 
     def __init__(
@@ -89,7 +89,7 @@ class FramedServer:
         )
 
     async def stop(self, timeout: float = 10.0) -> None:
-        """Stop accepting, answer what is in flight for at most `timeout` seconds, close."""
+        """Stop accepting, answer requests in flight within `timeout` seconds, and close."""
         if self._server is None:
             return
         self._server.close()

@@ -1,6 +1,6 @@
-"""Send a sign of life every fifteen seconds on every idle connection, from one timer.
-
-Every second the timer serves a fifteenth of them, so ten thousand subscribers never make a burst.
+"""Keep every streaming connection alive from one timer: each gets a sign of life every fifteen
+seconds. The timer serves a fifteenth of them every second, so ten thousand subscribers make no
+burst.
 """
 
 import asyncio

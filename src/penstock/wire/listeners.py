@@ -1,4 +1,5 @@
-"""Open the HTTP, TCP, Kafka and WebSocket listeners of one broker: last to open, first to close.
+"""Open and close the HTTP, TCP, Kafka and WebSocket listeners of one broker. They open after
+everything else has started, and close before anything else stops.
 
 With several worker processes, all of them listen on the HTTP port (SO_REUSEPORT). A worker answers
 the queue API itself and forwards every other request to the owner over a Unix socket. The owner
@@ -47,6 +48,7 @@ from penstock.wire.http.openapi import DocsApi
 from penstock.wire.http.routes import Api, HttpRoute, Router, calling, routes_of
 from penstock.wire.http.server import Binding, HttpServer
 from penstock.wire.origins import Origins
+from penstock.wire.queen.maintenance import MaintenanceApi
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp import TcpServer
 from penstock.wire.tls import Certificates
@@ -125,9 +127,8 @@ class Listeners:
         self._feeds = Feeds()
         self._audit = Audit(broker.database, broker.presence.member)
         self._tasks = TasksApi(broker.queues, broker.presence.member, self._audit)
-        self._state = (
-            None if worker else StateMetrics(broker)
-        )  # state that all processes share is reported once
+        # state that all processes share is reported once, by the owner
+        self._state = None if worker else StateMetrics(broker)
         self.sockets = sockets  # None: the broker has one process
         if sockets is None and broker.config.workers > 1:
             directory = Path(tempfile.mkdtemp(prefix="penstock-"))
@@ -287,13 +288,14 @@ class Listeners:
         system = SystemApi(broker, self._state, lambda: self.addresses, workers)
         apis: list[Api] = [
             BuffersApi(broker.buffer),
+            MaintenanceApi(broker.buffer),
             self._console,
             InspectApi(broker.queues),
             MendingApi(broker.queues),
             self._tasks,
         ]
         direct = [
-            calling(operations.GET_BUFFER, broker.buffer.report),
+            calling(operations.GET_BUFFER, broker.buffer.status.report),
             calling(operations.LIST_CHANGES, self._audit.page),
             calling(operations.LIST_TASKS, self._tasks.tasks.all),
             calling(operations.GET_TASK, self._tasks.tasks.get),

@@ -6,7 +6,7 @@ tell where a request comes from:
 
 - `Origin`: scheme, host and port of the page. The broker's own pages match the `Host` header.
 - `Sec-Fetch-Site`: the browser's own judgement (same-origin, same-site, cross-site; none: the user
-  typed the address). It is also right behind a proxy that changes `Host`, and it comes with
+  typed the address). It stays correct behind a proxy that changes `Host`, and is also sent with
   requests that have no `Origin`, such as images.
 
 A request with neither does not come from a browser and passes. A page can point its own name at the
@@ -143,7 +143,7 @@ class Origins:
 def _is_origin(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        parts.port  # noqa: B018 - raises when it is none
+        parts.port  # noqa: B018 - raises if it is not a port
     except ValueError:
         return False
     return bool(parts.scheme and parts.hostname) and not (parts.path or parts.query)

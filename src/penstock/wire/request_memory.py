@@ -9,7 +9,7 @@ import sys
 
 SMALL = 64 << 10  # a request up to this size always passes
 TOO_MANY = "Too many large requests are under way, try again"
-RETRY_AFTER_SECONDS = 1.0  # what a client is told
+RETRY_AFTER_SECONDS = 1.0  # in the answer to a refused request
 MIN_RATE = 1 << 10  # bytes per second of a large request, where it is not configured
 
 

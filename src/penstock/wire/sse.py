@@ -15,7 +15,8 @@ KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 
 
-Begin = Callable[[], Awaitable[tuple[TopicLog, int]]]  # waits for the topic; and the first offset
+# waits for the topic; returns it and the first offset
+Begin = Callable[[], Awaitable[tuple[TopicLog, int]]]
 
 
 class EventStream:

@@ -114,7 +114,7 @@ class Certificate:
         return True
 
     def _note_expiry(self) -> None:
-        from cryptography import x509  # 10 MiB that a broker without certificates does without
+        from cryptography import x509  # 10 MiB, only loaded with certificates
 
         first = x509.load_pem_x509_certificates(self._certificate.read_bytes())[0]
         self.expires = first.not_valid_after_utc.timestamp()

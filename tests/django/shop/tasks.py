@@ -52,3 +52,22 @@ def attempts(context: TaskContext, name: str) -> int:
 def bad_result(name: str) -> Path:
     write("end", name)
     return Path(name)
+
+
+@task
+def exits(name: str) -> None:
+    write("end", name)
+    raise SystemExit(name)
+
+
+@task
+def nul(name: str) -> str:
+    """Return what PostgreSQL cannot store in JSON."""
+    write("end", name)
+    return "\0"
+
+
+@task
+def nul_in_its_error(name: str) -> None:
+    write("end", name)
+    raise ValueError("\0 and \udc80")

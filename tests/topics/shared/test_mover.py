@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import Damaged, StorageFailed
 from penstock.object_store import ObjectStore
-from penstock.protocol.kafka_batch import NewRecord
+from penstock.protocol.kafka_batch import NewRecord, batches_in
 from penstock.topics.shared.catalog import SharedTopics
 from penstock.topics.shared.mover import Mover
 from tests.topics.shared.conftest import shared_topics
@@ -105,6 +105,32 @@ async def test_small_objects_are_merged_and_deleted_after_their_grace(
         assert await values(log) == [b"%d" % i for i in range(6)]
 
 
+@pytest.mark.parametrize("newest_first", [True, False])
+async def test_names_of_objects_say_which_has_an_offset_while_replaced_ones_are_deleted(
+    database_url: str, tmp_path: Path, newest_first: bool
+) -> None:
+    """As a broker reads them while the database is down."""
+    async with moving(database_url, tmp_path, tier_grace=3600.0) as topics:
+        log = await topics.create("orders", 1)
+        payload = b"x" * 400_000  # three of them are no small object any more
+        for _ in range(9):
+            await log.append([payload])
+            assert await topics.mover.step()
+        named = {str(tmp_path / row["object"]) for row in await rows(database_url)}
+        replaced = [path for path in objects(tmp_path) if str(path) not in named]
+        assert (len(named), len(replaced)) == (3, 6)
+        for path in [*sorted(replaced, reverse=newest_first), None]:
+            for offset in range(log.first_offset, log.next_offset):
+                found = await topics.context.objects.find(log.directory, offset)
+                assert found is not None
+                assert found.base <= offset < found.end
+                data = await topics.context.objects.read(found.name, 0, found.size)
+                assert offset in [head.base_offset for _, head in batches_in(data)]
+            if path is not None:
+                path.unlink()
+        assert await topics.context.objects.find(log.directory, log.next_offset) is None
+
+
 @asynccontextmanager
 async def frozen_after_writing(mover: Mover) -> AsyncIterator[None]:
     """In the block, the mover has written an object and not yet said so to the database."""
@@ -135,7 +161,7 @@ async def test_a_mover_that_was_frozen_in_the_middle_changes_nothing(
         await log.append([b"a", b"b"])
         async with frozen_after_writing(here.mover):
             await execute(database_url, "UPDATE penstock.shared_mover SET until = '-infinity'")
-            await there.look()
+            await there.read_catalog()
             assert await there.mover.step()
             assert len(await rows(database_url)) == 1
             moved = (await rows(database_url))[0]["object"]

@@ -347,8 +347,8 @@ async def test_every_answer_is_counted_by_route_and_status() -> None:
     ):
         for path in ("/q/1", "/q/2", "/nope"):
             await wire.ask(get(path))
-        assert metrics.snapshot()["penstock_http_connections"] == 1
-    counts = metrics.snapshot()
+        assert metrics.samples()["penstock_http_connections"] == 1
+    counts = metrics.samples()
     assert counts['penstock_http_requests_total{method="GET",route="/q/{x}",status="200"}'] == 2
     assert counts['penstock_http_requests_total{method="*",route="(none)",status="404"}'] == 1
 

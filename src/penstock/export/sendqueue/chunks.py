@@ -4,9 +4,8 @@ A chunk is named after the place of its first byte in the stream, in 16 hex digi
 appends to the last chunk through its own handle; readers have theirs (see `blocks`). A chunk is
 deleted when all its blocks are completed.
 
-A start reads little, even if the queue is long. After a clean stop, the metadata has a table of the
-chunks; if it matches the files, nothing is read. Otherwise the first block of each chunk is read.
-Only the last chunk is scanned to find its end, from the last good place in the metadata.
+A start reads little, even if the queue is long: the first block of each chunk. Only the last chunk
+is scanned to find its end, from the last good place in the metadata.
 
 Data that is written but not synced is also kept in memory (unless the policy is `never`). After a
 failed fsync, its pages may be lost although a retry would succeed. So the chunk is closed at its
@@ -18,7 +17,7 @@ concurrently.
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,13 +88,13 @@ class Chunks:
         fs: Fs,
         directory: Path,
         options: ChunkOptions,
-        on_event: Callable[[str, int], None],
+        count: Callable[..., None],
     ) -> None:
         self._fs = fs
         self._directory = directory
         self._options = options
         self._keep_unsynced = options.syncs
-        self._on_event = on_event  # "rotation", "fsync_failed"
+        self._count = count  # increments the metric of a name
         self.chunks: list[BlockFile] = []
         self._file: File | None = None  # the writer's handle on the last chunk
         self._synced = 0  # bytes of the last chunk that are durable
@@ -199,7 +198,7 @@ class Chunks:
                 try:
                     self._file.sync()
                 except StorageError as error:
-                    self._on_event("fsync_failed", 1)
+                    self._count("fastqueue_fsync_failed_total")
                     log.error("chunk %s could not be synced: %s", self.chunks[-1].path.name, error)
         self._close_writer()
         start = max(self.end, at_least)
@@ -211,7 +210,7 @@ class Chunks:
         self._synced, self._unsynced, self._broken, self._new_names = 0, [], False, True
         chunk = BlockFile(start, path, 0, sequence, sequence)
         self.chunks.append(chunk)
-        self._on_event("rotation", 1)
+        self._count("fastqueue_chunk_rotations")
         return chunk
 
     def sync(self) -> None:
@@ -230,7 +229,7 @@ class Chunks:
                 self._synced, self._unsynced = self.chunks[-1].size, []
                 return
             except StorageError as error:
-                self._on_event("fsync_failed", 1)
+                self._count("fastqueue_fsync_failed_total")
                 name = self.chunks[-1].path.name
                 log.error(
                     "chunk %s could not be synced, its tail is written again: %s", name, error
@@ -364,29 +363,17 @@ class Chunks:
 
     # Opening and removing
 
-    def open(self, end: StreamEnd, table: Sequence[Sequence[int]] | None = None) -> None:
-        """Find the chunks, cut a torn tail, and correct `end`, which comes from the metadata.
-        `table` is the result of `table` at a clean stop.
-        """
+    def open(self, end: StreamEnd) -> None:
+        """Find the chunks, cut a torn tail, and correct `end`, which comes from the metadata."""
         self.chunks = list(chunk_files(self._fs, self._directory))
-        if table is not None and [(chunk.start, chunk.size) for chunk in self.chunks] == [
-            (e[0], e[1]) for e in table
-        ]:
-            for chunk, entry in zip(self.chunks, table, strict=True):
-                chunk.base, chunk.stop = entry[2], entry[3]
-        else:
-            for chunk in self.chunks:
-                first = self._reader.block_at(chunk, chunk.start) or next(
-                    self._reader.walk(chunk, chunk.start, []), None
-                )
-                chunk.base = first.sequence if first else 0
-            self._find_end(end)
+        for chunk in self.chunks:
+            first = self._reader.block_at(chunk, chunk.start) or next(
+                self._reader.walk(chunk, chunk.start, []), None
+            )
+            chunk.base = first.sequence if first else 0
+        self._find_end(end)
         self._synced = self.chunks[-1].size if self.chunks else 0
         self._reader.readable = self.end
-
-    def table(self) -> list[tuple[int, int, int, int]]:
-        """Return a table of the chunks, so that the next start need not scan unchanged files."""
-        return [(chunk.start, chunk.size, chunk.base, chunk.stop) for chunk in self.chunks]
 
     def _find_end(self, end: StreamEnd) -> None:
         while self.chunks:
@@ -439,19 +426,9 @@ class Chunks:
         chunk = self._chunk_of(sequence)
         return None if chunk is None else chunk.near(sequence)
 
-    def last_position(self) -> int:
-        """Return the source position of the last block on disk, or -1."""
-        if not self.chunks:
-            return -1
-        chunk = self.chunks[-1]
-        for block in self.read(max(chunk.base, chunk.stop - 1), chunk.stop).blocks[-1:]:
-            if block.position != NO_POSITION:
-                return block.position
-        return -1
-
     def remove(self, chunk: BlockFile) -> None:
         """Delete a chunk whose blocks are all completed. The last chunk must be the only one."""
-        self._reader.close_if(chunk)
+        self._reader.close()
         if len(self.chunks) == 1:
             self._close_writer()
             self._unsynced, self._synced, self._broken = [], 0, False

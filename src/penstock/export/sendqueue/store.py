@@ -1,10 +1,9 @@
 """The durable part of a send queue: chunks (accepted blocks), journal (outcomes), metadata (hints).
 
-`fastqueue.meta` is JSON with the fields of metrics-governor and ours: `next_sequence`, `records`,
-`position`, and after a clean stop `clean`, `chunks` (start, size, first and next sequence number of
-each) and `checksum` (CRC32C of the other fields). With it, the next start needs no scan. Every hint
-is checked. If the file is missing, old or damaged, the chunks are read instead. Data is always
-written before the metadata that describes it.
+`fastqueue.meta` is JSON with the fields of metrics-governor and ours: `next_sequence`, `records`
+and `position`. With it, the next start scans only what was written to the last chunk since. Every
+hint is checked. If the file is missing, old or damaged, the last chunk is scanned whole. Data is
+always written before the metadata that describes it.
 
 Blocks are numbered without gaps. A number that is neither completed nor on disk was lost (by
 damage, or by a kill before memory was written). It is booked as dropped, with its exact number of
@@ -20,7 +19,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import msgspec
 
 from penstock.errors import StorageError, StorageFull
@@ -58,8 +56,6 @@ class Meta(msgspec.Struct):
     next_sequence: int = 0
     records: int = 0
     position: int = -1
-    clean: bool = False
-    chunks: list[tuple[int, int, int, int]] = []
 
 
 class Store:
@@ -82,14 +78,13 @@ class Store:
         self.failing: str | None = None  # why the disk refuses writes; None: it does not
         self.writing = asyncio.Lock()
         self.reading = asyncio.Lock()
-        self.on_event = books.on_event
         self._fs = fs
         self._pool = pool
         self._sync_wanted = options.syncs
         self._compression = options.compression
         self._lock = DirectoryLock(directory, "send queue")
         self._journal = Journal(fs, directory)
-        self.chunks = Chunks(fs, directory, options, books.on_event)
+        self.chunks = Chunks(fs, directory, options, books.count)
         self._stream_end = 0  # where the stream continues, even after all chunks are deleted
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
@@ -119,24 +114,31 @@ class Store:
         if damaged:
             text = "%s: %d damaged journal entries; their blocks are delivered again"
             log.warning(text, self.directory, damaged)
-            self.on_event("quarantined", damaged)
+            books.count("fastqueue_quarantined_total", damaged)
         meta = self._load_meta()
         end = StreamEnd(meta.writer_offset, meta.next_sequence, meta.records)
         books.advance(end.next_sequence, end.through)
-        self.chunks.open(end, meta.chunks if meta.clean else None)
+        self.chunks.open(end)
         if end.cut:
-            self.on_event("torn_bytes", end.cut)
+            books.count("fastqueue_torn_bytes_total", end.cut)
         books.advance(end.next_sequence, end.through)
-        if end.position < 0 and not meta.clean:
-            end.position = self.chunks.last_position()
-        books.position = max(books.position, end.position, meta.position)
+        if meta.writer_offset <= self.chunks.end:  # else power loss kept it and lost blocks
+            end.position = max(end.position, meta.position)
+        books.position = max(books.position, end.position)
         self._stream_end = max(self.chunks.end, meta.writer_offset)
         chunks = self.chunks.chunks
         first = chunks[0].base if chunks else books.next_sequence
         last = chunks[-1].stop if chunks else books.next_sequence
+        unreadable = [chunk for chunk in chunks if chunk.base == chunk.stop]
+        for chunk in unreadable:
+            self.chunks.quarantine(chunk.start, chunk.end)
+            books.count("fastqueue_quarantined_total")
         gaps = books.completed.gaps
-        for start, stop in gaps(1, first) + gaps(last, books.next_sequence):
-            self._lose(start, stop, self.records_before(start), self.records_before(stop), CRASH)
+        before = DAMAGED if unreadable and unreadable[0] is chunks[0] else CRASH
+        lost = [(gap, before) for gap in gaps(1, first)]
+        lost += [(gap, CRASH) for gap in gaps(last, books.next_sequence)]
+        for (start, stop), reason in lost:
+            self._lose(start, stop, self.records_before(start), self.records_before(stop), reason)
         self._stop, self._through = books.next_sequence, books.numbered
         self.chunks.hint(meta.reader_offset)
         self._dirty = True
@@ -149,10 +151,8 @@ class Store:
     def _load_meta(self) -> Meta:
         """Return the hints; empty if the file is missing, damaged or of another version."""
         try:
-            fields = json.loads(self._fs.read(self.directory / META))
-            meta = msgspec.convert(fields, Meta)
+            meta = msgspec.json.decode(self._fs.read(self.directory / META), type=Meta)
             if meta.version == VERSION:
-                meta.clean = meta.clean and fields.pop("checksum", None) == checksum(fields)
                 return meta
         except FileNotFoundError:
             pass
@@ -216,7 +216,7 @@ class Store:
         """Book blocks that are missing in a read from `start` as lost."""
         for bad_start, bad_end in reading.bad:
             self.chunks.quarantine(bad_start, bad_end)
-            self.on_event("quarantined", 1)
+            self.books.count("fastqueue_quarantined_total")
         expected = start
         before = (
             self.records_before(start)
@@ -236,13 +236,14 @@ class Store:
         blocks = f"blocks {start} to {stop - 1} ({records} records)"
         log.error("%s: %s are lost: %s", self.directory, blocks, why)
         self.book(BlockEntry(EntryKind.DROPPED, reason, start, through, records, stop - start))
-        self.on_event("lost_blocks", stop - start)
+        self.books.count("fastqueue_lost_blocks_total", stop - start)
 
     def failed(self, error: StorageError) -> None:
         if self.failing is None:
             log.error("%s: the disk refuses writes, trying again: %s", self.directory, error)
         self.failing = str(error)
-        self.on_event("disk_full" if isinstance(error, StorageFull) else "disk_failed", 1)
+        if isinstance(error, StorageFull):
+            self.books.count("queue_disk_full_total")
 
     # Books
 
@@ -274,7 +275,7 @@ class Store:
                 await self.in_pool(self._sync)
         removed = await self.remove_completed_chunks()
         if self._dirty or removed:
-            await self._write_meta(clean=False)
+            await self._write_meta()
 
     async def sync(self) -> None:
         """Make everything that was appended durable. Raises storage errors."""
@@ -287,7 +288,7 @@ class Store:
             self.chunks.sync()
         self._journal.sync()
 
-    async def _write_meta(self, *, clean: bool) -> None:
+    async def _write_meta(self, *, sync: bool = False) -> None:
         self._dirty = False
         data: dict[str, Any] = {
             "name": "fastqueue",
@@ -298,14 +299,10 @@ class Store:
             "next_sequence": self._stop,
             "records": self._through,
             "position": self.books.position,
-            "clean": clean,
         }
-        if clean:
-            data["chunks"] = self.chunks.table()
-            data["checksum"] = checksum(data)
         text = json.dumps(data, indent=2).encode()
-        await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=clean))
-        self.on_event("meta_sync", 1)
+        await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=sync))
+        self.books.count("fastqueue_meta_sync_total")
 
     async def remove_completed_chunks(self, *, whole: bool = False) -> int:
         """Delete chunks whose blocks are all completed, oldest first. With `whole`, also a small
@@ -343,12 +340,12 @@ class Store:
         self.chunks.remove(chunk)
 
     async def close(self) -> None:
-        """Sync, and write metadata so that the next start needs no scan. Unlocks in any case."""
+        """Sync, and write the metadata. Unlocks in any case."""
         try:
             async with self.writing, self.reading:
                 await self.in_pool(self.chunks.sync)
                 await self._journal.restart(self.books.snapshot(), self.in_pool)
-                await self._write_meta(clean=True)
+                await self._write_meta(sync=True)
         finally:
             self.abandon()
 
@@ -369,10 +366,6 @@ class Store:
         except asyncio.CancelledError:
             await asyncio.wait([job])
             raise
-
-
-def checksum(meta: dict[str, Any]) -> int:
-    return crc32c.crc32c(json.dumps(meta, sort_keys=True).encode())
 
 
 def compress_blocks(blocks: list[Block], compression: int) -> None:

@@ -26,7 +26,7 @@ def queue_ids(postgres: Postgres, names: Sequence[str]) -> dict[str, int]:
     ids: dict[str, int] = dict(rows)
     for name in names:
         if name not in ids:
-            raise NotFound(f"there is no queue {name!r}")
+            raise NotFound(f"queue {name!r} does not exist")
     return {name: ids[name] for name in ids if not names or name in names}
 
 

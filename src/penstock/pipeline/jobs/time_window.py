@@ -1,13 +1,11 @@
 """The period that a job covers, given as times or as ages."""
 
-import re
 from datetime import UTC, datetime, timedelta
 
 from penstock.errors import InvalidRequest
+from penstock.pipeline.options import DURATION, duration
 from penstock.protocol.times import utc_time
 
-AGO = re.compile(r"(\d+)\s*([smhdw])")
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 MINUTE = timedelta(minutes=1)
 
 
@@ -15,9 +13,9 @@ def moment(text: str | datetime, now: datetime, what: str) -> datetime:
     """Parse `2026-01-31T12:00Z` (UTC without a zone), or `90m`, `24h`, `7d` before `now`."""
     if isinstance(text, datetime):
         return text.replace(tzinfo=text.tzinfo or UTC)
-    if ago := AGO.fullmatch(text.strip()):
-        return now - timedelta(**{UNITS[ago[2]]: int(ago[1])})
     try:
+        if DURATION.fullmatch(text.strip().lower()):
+            return now - timedelta(seconds=duration(text))
         return utc_time(text)
     except ValueError:
         raise InvalidRequest(

@@ -20,7 +20,7 @@ def delta_frame(spark: Any, uri: str, options: dict[str, str]) -> Any:
     try:
         table = DeltaTable(storage.uri, storage_options=storage.options)
     except TableNotFoundError:
-        raise NotFound(f"there is no Delta table at {storage.uri}") from None
+        raise NotFound(f"{storage.uri} is not a Delta table") from None
     version, where, given = table.version(), storage.uri, storage.options
     schema = pa.schema(table.schema())
 

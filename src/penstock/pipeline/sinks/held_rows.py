@@ -1,12 +1,17 @@
-"""A task's rows until they may be written, and their checksums."""
+"""Hold a task's rows until they may be written, and compute their checksums."""
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import IO
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from crc32c import crc32c
+
+from penstock.pipeline.source_columns import joined_values
 
 # Rows of a task in memory; further rows go to a temporary file. A write of 1 M rows of 200 bytes by
 # two tasks took 2.5 s of CPU with 64 MiB, where half of them went to the file, and 2.0 s with this.
@@ -15,19 +20,32 @@ COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 ADDED_COLUMNS = {"headers"}  # after the first release
 
 
-def is_nested(kind: pa.DataType) -> bool:
-    """Whether it is a type that Arrow neither sorts by nor casts to text."""
-    return bool(pa.types.is_nested(kind))
+class TwoCrcs:
+    """CRC32 and CRC32C of the same bytes: 64 bits against accidents. A million rows of 200 bytes
+    take 0.04 s, and 0.14 s with BLAKE2b.
+    """
+
+    def __init__(self) -> None:
+        self._crcs = 0, 0
+
+    def update(self, data: Any) -> None:
+        first, second = self._crcs
+        self._crcs = zlib.crc32(data, first), crc32c(data, second)
+
+    def hexdigest(self) -> str:
+        first, second = self._crcs
+        return f"{first:08x}{second:08x}"
+
+
+EARLIER = partial(hashlib.blake2b, digest_size=16)  # of claims that release 0.2.0 made
 
 
 class Checksum:
-    """Of columns' values, however the rows are cut into batches."""
+    """A checksum of columns' values, however their rows are cut into batches."""
 
-    def __init__(self, columns: Sequence[str]) -> None:
+    def __init__(self, columns: Sequence[str], algorithm: Callable[[], Any] = TwoCrcs) -> None:
         # of each column's lengths, and of its bytes
-        self._hashes = {
-            name: [hashlib.blake2b(digest_size=16) for _ in range(2)] for name in columns
-        }
+        self._hashes = {name: [algorithm() for _ in range(2)] for name in columns}
         self._filled: set[str] = set()  # columns in which some row has a value
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -37,13 +55,13 @@ class Checksum:
                 lengths.update(
                     pc.fill_null(pc.binary_length(values), -1).cast(pa.int32()).to_numpy()
                 )
-                data.update(_joined(values))
+                data.update(joined_values(values))
                 if values.null_count < len(values):
                     self._filled.add(name)
 
     def of(self, rows: int) -> str:
-        """In hexadecimal. Columns that no row has are left out, so that a batch begun by a release
-        without them is still the same.
+        """Return the checksum in hexadecimal. Columns that no row has are left out, so that a batch
+        begun by a release without them is still the same.
         """
         parts = [
             f"{name}:{lengths.hexdigest()}:{data.hexdigest()}"
@@ -67,14 +85,16 @@ class Held:
         if self._file is not None:
             self._file.close()
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take a batch in; beyond HELD_BYTES it goes to a file."""
-        self.rows += batch.num_rows
-        self.size += batch.nbytes
-        self._memory += batch.nbytes
-        self._batches.append(batch)
-        if self._memory > HELD_BYTES:
-            self._spill()
+    def keep(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Take batches in, and pass each on; beyond HELD_BYTES they go to a file."""
+        for batch in batches:
+            self.rows += batch.num_rows
+            self.size += batch.nbytes
+            self._memory += batch.nbytes
+            self._batches.append(batch)
+            if self._memory > HELD_BYTES:
+                self._spill()
+            yield batch
 
     def _spill(self) -> None:
         if self._file is None or self._stream is None:
@@ -88,14 +108,15 @@ class Held:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         if self._file is not None and self._stream is not None:
-            self._spill()
+            if self._batches:  # the first time
+                self._spill()
             self._stream.close()
             self._file.seek(0)
             yield from pa.ipc.open_stream(self._file)
         yield from self._batches
 
     def packed(self) -> bytes:
-        """All of them, for the driver."""
+        """Return all rows, for the driver."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self._batches[0].schema) as stream:
             for batch in self:
@@ -104,23 +125,10 @@ class Held:
 
 
 def as_binary(values: pa.Array) -> pa.Array:
-    """Bytes that are equal for equal values."""
+    """Return bytes that are equal for equal values."""
     if pa.types.is_binary(values.type) or pa.types.is_string(values.type):
         return values.cast(pa.binary())
-    if is_nested(values.type):
+    if pa.types.is_nested(values.type):  # Arrow does not cast it
         texts = [None if value is None else repr(value) for value in values.to_pylist()]
         return pa.array(texts, pa.string()).cast(pa.binary())
     return values.cast(pa.string()).cast(pa.binary())
-
-
-def _joined(values: pa.Array) -> memoryview:
-    """The bytes of all values, one after another."""
-    ends = values.buffers()[1]
-    if ends is None or values.buffers()[2] is None:
-        return memoryview(b"")
-    offsets = memoryview(ends).cast("i")
-    if values.null_count:  # the bytes under a null are anyone's
-        return _joined(values.drop_null())
-    return memoryview(values.buffers()[2])[
-        offsets[values.offset] : offsets[values.offset + len(values)]
-    ]

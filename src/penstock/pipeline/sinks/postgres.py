@@ -10,7 +10,7 @@ first. A staging table of a killed run is dropped by the next one.
 import hashlib
 import secrets
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -55,7 +55,7 @@ class PostgresSink:
         for name in nested:  # as JSON, which is cast to the type of the target's column
             rows = rows.withColumn(name, f.to_json(f.col(f"`{name}`")))
         patience = Patience(self._patience)
-        while True:  # all of it may be done twice
+        while True:  # safe to repeat as a whole
             try:
                 self._write(rows, app, number)
                 break
@@ -137,7 +137,7 @@ class PostgresSink:
             session.run(f"DELETE FROM {target} t USING {source} s WHERE s.{DELETED} AND {same}")
 
     def _column_types(self, session: "PostgresSession", columns: list[str]) -> dict[str, str]:
-        """The target's types of the columns that are written."""
+        """Return the types that the target's columns have, of those that are written."""
         target_columns = session.run(
             "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
@@ -147,7 +147,7 @@ class PostgresSink:
         written = [name for name in columns if name != DELETED]
         if not types:
             raise InvalidRequest(
-                f"there is no table {self._sink.postgres!r} in the database: create it with the "
+                f"table {self._sink.postgres!r} does not exist in the database: create it with the "
                 f"columns {', '.join(written)}"
             )
         if missing := [name for name in written if name not in types]:
@@ -165,7 +165,7 @@ NESTED = ("struct", "array", "map", "variant")
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it."""
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -176,31 +176,28 @@ class PostgresSession:
         from adbc_driver_postgresql import dbapi
 
         self._errors = dbapi.Error
-        try:
+        with self._plainly("PostgreSQL cannot be reached"):
             self._connection = dbapi.connect(url)
-        except dbapi.Error as error:
-            raise failure("PostgreSQL cannot be reached", error) from error
+
+    @contextmanager
+    def _plainly(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise failure(what, error) from error
 
     def run(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.execute(statement, parameters or None)
-                return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
-        except self._errors as error:
-            raise failure("PostgreSQL refused", error) from error
+        with self._plainly("PostgreSQL refused"), self._connection.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def ingest(self, table: str, schema: str | None, rows: Any, mode: Any) -> None:
-        try:
-            with self._connection.cursor() as cursor:
-                cursor.adbc_ingest(table, rows, mode=mode, db_schema_name=schema)
-        except self._errors as error:
-            raise failure("PostgreSQL refused the rows", error) from error
+        with self._plainly("PostgreSQL refused the rows"), self._connection.cursor() as cursor:
+            cursor.adbc_ingest(table, rows, mode=mode, db_schema_name=schema)
 
     def commit(self) -> None:
-        try:
+        with self._plainly("PostgreSQL did not commit"):
             self._connection.commit()
-        except self._errors as error:
-            raise failure("PostgreSQL did not commit", error) from error
 
     def close(self) -> None:
         self._connection.close()

@@ -1,12 +1,13 @@
 """Filters that Spark pushes down to a batch read, so that excluded records are not read.
 
-Spark offers a batch read the comparisons of a WHERE clause, `date(timestamp) = d` as a range of
-times. A reader accepts the ones that it applies exactly, row by row. `explain("formatted")` shows
-them as PushedFilters, and Spark does not apply them again. Spark offers streams no filters.
+Spark passes the comparisons of a WHERE clause to the reader of a batch; `date(timestamp) = d`
+arrives as a range of times. A reader accepts those that it can apply exactly to every row. Spark
+does not apply them again, and `explain("formatted")` lists them as PushedFilters. Spark passes no
+filters to the reader of a stream.
 
-Pushdown needs `spark.sql.python.filterPushdown.enabled`, which our sessions set. The default is
-false, and then Spark refuses every reader that defines `pushFilters` instead of applying the
-filters itself. Such sessions accept `FilteredReader` too; it then reads everything.
+Pushdown needs `spark.sql.python.filterPushdown.enabled`, which our sessions set. It is off by
+default, and Spark then rejects every reader that defines `pushFilters`. `FilteredReader` also works
+in such sessions: it reads everything, and Spark applies the filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -115,8 +116,9 @@ class FilteredReader(DataSourceReader):
 
 
 class _Offer:
-    """`pushFilters` as a callable. The check of sessions without pushdown takes it for the
-    inherited method."""
+    """The callable behind `pushFilters`. To sessions without pushdown, it looks like the inherited
+    method, so that they accept the reader.
+    """
 
     def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
         self._take = take

@@ -94,16 +94,6 @@ class TopicPlan:
         self.given = options
         self.topics = Topics(options, keyed=keyed)
         self.named = list(dict.fromkeys(options.topics))
-        self.starting_at = (
-            options.starting_offsets_by_timestamp
-            if options.starting_timestamp is None
-            else options.starting_timestamp
-        )
-        self.ending_at = (
-            options.ending_offsets_by_timestamp
-            if options.ending_timestamp is None
-            else options.ending_timestamp
-        )
         self.delay = TriggerDelay(options)
         self._all_partitions = not options.first_partition
 
@@ -131,15 +121,17 @@ class TopicPlan:
     def state_for_batch(self, topic: str) -> TopicState:
         """Return the state. A batch read from a given offset needs nothing before that offset."""
         asked = self.given.starting_offsets
-        if isinstance(asked, dict) and not self.starting_at:
+        if isinstance(asked, dict) and not self.given.starting_at:
             return self.topics.state(topic, asked.get(topic, EARLIEST))
         return self.topics.state(topic)
 
     def start_of(self, topic: str, state: TopicState) -> int:
-        return self._resolve(topic, state, self.given.starting_offsets, self.starting_at, EARLIEST)
+        return self._resolve(
+            topic, state, self.given.starting_offsets, self.given.starting_at, EARLIEST
+        )
 
     def end_of(self, topic: str, state: TopicState) -> int:
-        return self._resolve(topic, state, self.given.ending_offsets, self.ending_at, LATEST)
+        return self._resolve(topic, state, self.given.ending_offsets, self.given.ending_at, LATEST)
 
     def _resolve(
         self, topic: str, state: TopicState, asked: Positions, times: Positions | None, missing: int
@@ -196,7 +188,7 @@ class TopicPlan:
             share = -(-self.given.min_partitions * (piece.end - piece.start) // total)
             groups += [[part] for part in self.split(piece, share)]
         if len(spans) > max(GROUP_FROM, self.given.min_partitions):
-            # `minPartitions` asks for more tasks, so for shorter ones.
+            # `minPartitions` asks for more, and so for shorter, tasks.
             most = total // self.given.min_partitions if self.given.min_partitions > 1 else total
             groups = _grouped(
                 groups, min(most, GROUP_RECORDS, self.given.max_records_per_partition)
@@ -441,7 +433,7 @@ class TopicStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvai
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the position for a group, for display: a failure only warns."""
         group = self.plan.given.group
-        if not group or not self.plan.topics.broker or end == self._shown:
+        if not group or not self.plan.given.broker or end == self._shown:
             return
         self._shown = end
         for topic, at in end.items():

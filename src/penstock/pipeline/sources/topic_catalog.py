@@ -60,15 +60,11 @@ class Topics:
     """Finds and reads topics. Picklable. Connects at first use."""
 
     def __init__(self, options: TopicSourceOptions, *, keyed: bool = False) -> None:
-        self.broker = options.broker
-        self.directory = options.directory
-        self.tier = options.tier
+        self.given = options
         # the data directory of a broker here; tasks check that it is the right one
-        self._near = data_directory_here() if self.broker and not self.directory else None
+        near = options.broker and not options.directory
+        self._near = data_directory_here() if near else None
         self.keyed = keyed  # whether keys and headers are wanted
-        self._patience = options.broker_timeout
-        self._token = options.token
-        self._ca = options.ca
         self._link: TopicLink | None = None
         self._tier: TierReader | None = None
         self._shared = SharedTopicReader(options) if options.database else None
@@ -83,8 +79,9 @@ class Topics:
 
     @property
     def link(self) -> TopicLink:
-        assert self.broker is not None
-        self._link = self._link or TopicLink(self.broker, self._patience, self._token, self._ca)
+        o = self.given
+        assert o.broker is not None
+        self._link = self._link or TopicLink(o.broker, o.broker_timeout, o.token, o.ca)
         return self._link
 
     def close(self) -> None:
@@ -97,11 +94,11 @@ class Topics:
             self._link = None
 
     def names(self) -> list[str]:
-        if self.broker:
+        if self.given.broker:
             return self.link.names()
-        if self._shared is not None and not self.directory:
+        if self._shared is not None and not self.given.directory:
             return self._shared.names()
-        logs = find_logs(Path(self.directory or ""))
+        logs = find_logs(Path(self.given.directory or ""))
         labels = [label for label, path in logs.items() if (path / DATA).exists()]
         return list(dict.fromkeys(split_label(label)[0] for label in labels))
 
@@ -126,9 +123,9 @@ class Topics:
         if self._shared is None:
             return None
         log = self._shared.find(topic)
-        if log is None and not self.broker and not self.directory:
+        if log is None and not self.given.broker and not self.given.directory:
             raise NotFound(
-                f"there is no shared topic {topic!r}; local ones need the option 'broker'"
+                f"shared topic {topic!r} does not exist; local ones need the option 'broker'"
             )
         return log
 
@@ -139,7 +136,7 @@ class Topics:
             return TopicState(
                 log.incarnation, log.first, log.next, size, log.partitions, ordered=False
             )
-        if self.broker:
+        if self.given.broker:
             info = self.link.info(topic)
             return TopicState(
                 info.incarnation.hex(),
@@ -167,7 +164,7 @@ class Topics:
         shared = self._shared_log(topic)
         if self._shared is not None and shared is not None:
             return self._shared.offset_at(topic, shared, milliseconds)
-        if self.broker:
+        if self.given.broker:
             return self.link.offset_at(topic, milliseconds)
         return self._files(topic).offset_at(milliseconds * 1000)
 
@@ -178,7 +175,7 @@ class Topics:
         shared = self._shared_log(topic)
         if self._shared is not None and shared is not None:
             return self._shared.first_from(shared, offset)
-        if not self.broker:
+        if not self.given.broker:
             return offset
         try:
             return max(offset, self.link.fetch(topic, offset, 1).first_offset)
@@ -213,18 +210,18 @@ class Topics:
         if self._shared is not None and self._shared_log(topic) is not None:
             yield from self._shared.read(topic, incarnation, start, end, keyed=self.keyed)
             return
-        if self.tier:
-            self._tier = self._tier or TierReader(self.tier)
+        if self.given.tier:
+            self._tier = self._tier or TierReader(self.given.tier)
             for piece in self._tier.read(incarnation, start, end):
                 yield piece
                 start = int(piece.offsets[-1]) + 1
-        files = self._files(topic) if self.directory else self._near_files(topic, incarnation)
+        files = self._files(topic) if self.given.directory else self._near_files(topic, incarnation)
         if files is None:
             yield from self._fetch(topic, incarnation, start, end)
             return
         if files.incarnation != incarnation:
             raise _recreated(topic, incarnation, files.incarnation)
-        if self.broker and files.tiered and start < (first := files.bounds()[0]):
+        if self.given.broker and files.tiered and start < (first := files.bounds()[0]):
             yield from self._fetch(topic, incarnation, start, min(first, end))
             start = first
         if start < end:
@@ -258,9 +255,9 @@ class Topics:
             return None
 
     def _files(self, topic: str) -> TopicFiles:
-        directory = log_path(Path(self.directory or ""), topic)
+        directory = log_path(Path(self.given.directory or ""), topic)
         if not directory.is_dir():
-            raise NotFound(f"there is no topic {topic!r} in {self.directory}")
+            raise NotFound(f"topic {topic!r} does not exist in {self.given.directory}")
         return TopicFiles(directory)
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.pipeline.source_columns import joined_values
+
 _FOURS = np.array([f"{i:04x}".encode() for i in range(1 << 16)], "S4").view("<u4")
 _PLACES = (0, 4, 9, 14, 19, 24, 28, 32)  # of each group of four digits in the text
 _TEXT = np.dtype(
@@ -39,13 +41,8 @@ def uuid_texts(raw: pa.Array) -> pa.Array:
     if raw.null_count == len(raw):
         return pa.nulls(len(raw), pa.string())
     valid = raw.is_valid()
-    storage = getattr(raw, "storage", raw).cast(pa.binary()).drop_null()
-    data = (
-        b"".join(storage.to_pylist())
-        if storage.offset
-        else storage.buffers()[2].to_pybytes()[: 16 * len(storage)]
-    )
-    words = np.frombuffer(data, ">u2").astype(np.uint16).reshape(-1, 8)
+    storage = getattr(raw, "storage", raw).cast(pa.binary())
+    words = np.frombuffer(joined_values(storage), ">u2").astype(np.uint16).reshape(-1, 8)
     texts = _texts([words[:, i] for i in range(8)], len(words))
     if not raw.null_count:
         return texts

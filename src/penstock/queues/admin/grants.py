@@ -10,7 +10,7 @@ FUNCTIONS = ("outbox_push", "outbox_push_many", "outbox_ack")
 
 
 async def change_grant(connection: Any, schema: str, role: str, verb: str) -> None:
-    """`verb` is grant or revoke."""
+    """Grant or revoke the use of the outbox; `verb` is grant or revoke."""
     to = "TO" if verb == "grant" else "FROM"
     in_schema, of_role = _quoted(schema), _quoted(role)
     functions = ", ".join(f"{in_schema}.{name}" for name in FUNCTIONS)
@@ -24,7 +24,7 @@ async def change_grant(connection: Any, schema: str, role: str, verb: str) -> No
         raise NotFound(f"{error}: create it first (CREATE ROLE {of_role} LOGIN)") from None
     except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         raise NotFound(
-            f"there is no outbox in schema {in_schema} of this database: "
+            f"schema {in_schema} of this database does not have the outbox functions: "
             "start a broker of this release on it first"
         ) from None
     except asyncpg.InsufficientPrivilegeError as error:

@@ -58,8 +58,9 @@ class Messages:
         offset: int = 0,
         cursor: str | None = None,
     ) -> StoredMessages:
-        """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
-        is the `next` of the page before; it is None at the end."""
+        """List messages, the newest first, without payloads. Without a time, look back one hour.
+        `cursor` is the `next` of the previous page; it is None at the end.
+        """
         after = page_start(cursor)
         number = None
         if which.partition is not None and which.queue is not None:
@@ -96,7 +97,7 @@ class Messages:
         )
 
     async def detail(self, partition_id: str, transaction_id: str) -> MessageWithPayload:
-        """A message with its payload and what each group did with it."""
+        """Return a message with its payload and its state in each group."""
         row = await self._find(partition_id, transaction_id)
         key = row["partition_id"], row["seq"]
         stored = await self._database.browse(MESSAGE, *key, QUEUE_MODE)
@@ -201,9 +202,8 @@ class Messages:
         partition = self._catalog.partition_id(partition_id)
         rows = await self._database.read(
             """SELECT m.partition_id, m.seq, m.queue_id, q.name AS queue
-                 FROM messages m JOIN queues q ON q.id = m.queue_id
-                WHERE m.partition_id = $1 AND m.transaction_id = $2 AND q.deleted_at IS NULL
-                  AND hashtextextended(m.transaction_id, 0) = hashtextextended($2, 0)""",
+                 FROM message_named($1, $2) m JOIN queues q ON q.id = m.queue_id
+                WHERE q.deleted_at IS NULL""",
             partition,
             transaction_id,
         )
@@ -225,7 +225,7 @@ class Messages:
         )
 
     def _ids(self, row: Any) -> dict[str, Any]:
-        """What is not shown as it is stored, of any message."""
+        """Return the fields of a message that are not shown as they are stored."""
         return {
             "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
             "partition_id": self._catalog.partition_uuid(row["partition_id"]),
@@ -235,7 +235,7 @@ class Messages:
 
 
 def page_start(cursor: str | None) -> tuple[str, int, int]:
-    """The key that the messages of a page come after, from the cursor of the request."""
+    """Return the key that the messages of a page come after, from the cursor of the request."""
     if not cursor:
         return START
     try:
@@ -248,7 +248,7 @@ def page_start(cursor: str | None) -> tuple[str, int, int]:
 
 
 def _state(row: Any) -> str:
-    """Of a message, by what `message_progress` says of it."""
+    """Return the state of a message, from the result of `message_progress`."""
     if row["dead"]:
         return "dead_letter"
     all_done = 0 < row["groups"] == row["groups_done"]

@@ -1,5 +1,4 @@
-"""What exactly-once sinks have written to queues, in PostgreSQL: any broker on the same database
-reads it.
+"""Record in PostgreSQL what exactly-once sinks have written to queues, for all brokers on it.
 
 A push of a sink's task stores its rows, and how many of the task's rows are stored now, in one
 transaction. So a row is stored once even if its message was consumed and deleted before the task
@@ -15,7 +14,7 @@ from penstock.errors import Conflict, Full, InvalidRequest
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.catalog import check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import logs_of
+from penstock.queues.push import logs_of, named
 from penstock.queues.transaction import CatalogSnapshot, Transactions
 from penstock.queues.types import Item, ItemOutcome
 
@@ -53,7 +52,7 @@ class Sinks:
         """Store rows of a task, the first of which has the number `first`; how many of the task's
         rows are stored now. Rows that are stored already are left out, and of a queue that is
         almost full the rows that fit are taken. `last`: there are no more."""
-        items = self._transactions.named(items)
+        items = named(items)
         key = astuple(task)
 
         async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[ItemOutcome]]:
@@ -63,7 +62,9 @@ class Sinks:
                 *key,
             )
             if rows is None or rows < first:
-                raise Conflict(f"task {task.task} of batch {task.batch} has not come this far")
+                raise Conflict(
+                    f"task {task.task} of batch {task.batch} has not stored the rows before these"
+                )
             fresh = items[rows - first :]
             pushed = await self._store_fitting(connection, snapshot, fresh)
             rows += len(pushed)

@@ -1,27 +1,36 @@
-"""Appends to shared logs: those of all connections and topics that arrive together are one call.
+"""Append to shared logs. Concurrent appends to all logs share one call to the database.
 
-A log has at most one turn in a call at a time, so that its appends keep their order; what comes
-meanwhile waits for the log's next turn. A call takes the turns of all logs that wait (`Batcher`,
-as for queues) and skips logs that another broker appends to at this moment. A log that was skipped
-takes part in the next call; after `MAX_SKIPS` it gets a call of its own that waits for its lock, so
-that the others do not wait for the hottest log and the hottest log is not starved.
+A log has one turn at a time, so that its appends keep their order. Appends that arrive meanwhile
+wait for its next turn. A call has the turns of all waiting logs (`Batcher`, as for queues) without
+those that another broker has locked. A skipped log takes part in the next call. After `MAX_SKIPS`
+it gets a call of its own, which waits for the lock: so the hottest log delays no other one and is
+not starved.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 from uuid import UUID
 
 from penstock.database.batching import Batcher
 from penstock.errors import PenstockError
 from penstock.log.append_queue import AppendQueue
 from penstock.log.batches.format import BATCHES
-from penstock.log.commit import MAX_SHARED_BYTES, Appended, Entry
+from penstock.log.commit import Appended, Entry, LogCommit
 from penstock.log.context import Instruments
 from penstock.log.layout import DATA
-from penstock.log.producers import AnyProducer, KafkaProducer, OutOfOrder, Producer, ProducerFenced
+from penstock.log.producers import (
+    AnyProducer,
+    KafkaProducer,
+    OutOfOrder,
+    ProducerFenced,
+    Producers,
+)
 from penstock.log.segment import Write
 from penstock.protocol.ids import uuid7
 from penstock.topics.shared.calls import AppendAnswer, AppendCall, SharedCalls
@@ -40,38 +49,31 @@ OUR_EPOCH = -1
 KAFKA_SEQUENCES = 1 << 31
 
 
-@dataclass(slots=True)
-class NewBatch:
-    """A record batch on its way, and the appends in it with how many records precede each."""
+class NewBatch(NamedTuple):
+    """A record batch that has no offsets yet."""
 
-    data: bytes
+    start: int  # records before it in its turn
+    data: memoryview
     records: int
     newest: int  # milliseconds since 1970
     producer: AnyProducer | None
-    entries: list[tuple[Entry, int]]
-    size: int  # about
 
 
 @dataclass(slots=True)
 class Turn:
-    """What one log has for a call."""
+    """The appends of one log in a call."""
 
     appends: "SharedAppends"
+    entries: list[Entry]  # whose `first` is the number of records before it in this turn
     batches: list[NewBatch]
-    twins: list[tuple[Entry, AnyProducer]]  # the same batch again, in the same turn
     size: int
     skips: int = 0
     commit: UUID | None = None  # the call that it was last part of
 
-    @property
-    def entries(self) -> list[Entry]:
-        own = [entry for batch in self.batches for entry, _ in batch.entries]
-        return own + [entry for entry, _ in self.twins]
-
 
 @dataclass(slots=True)
 class TurnOutcome:
-    """What a call did for one turn. `statuses` None: everything was appended."""
+    """The result of a call for one turn. `statuses` None: everything was appended."""
 
     offsets: list[int | None]
     statuses: list[str] | None
@@ -85,7 +87,7 @@ class TurnOutcome:
 
 
 class Flusher:
-    """Makes the calls. `on_answer(timeline, at)` is called with each answer."""
+    """Makes the calls. `on_answer` is called with each answer."""
 
     def __init__(
         self,
@@ -97,18 +99,19 @@ class Flusher:
         self._on_answer = on_answer
         self._observe = observe  # gets the seconds of each call
         self._together: Batcher[Turn, TurnOutcome] = Batcher(
-            self._append, limit=CALL_BYTES, slots=CALLS, size=lambda turn: turn.size
+            self._append, limit=CALL_BYTES, slots=CALLS
         )
         self._alone: Batcher[Turn, TurnOutcome] = Batcher(
             lambda turns, again: self._append(turns, again, wait=True),
             limit=1,
             slots=CALLS,
             enough=1,
-            size=lambda _: 1,
         )
 
     def submit(self, turn: Turn) -> "asyncio.Future[TurnOutcome]":
-        return (self._together if turn.skips < MAX_SKIPS else self._alone).submit(turn)
+        if turn.skips < MAX_SKIPS:
+            return self._together.submit(turn, turn.size)
+        return self._alone.submit(turn)
 
     async def drain(self) -> None:
         await self._together.drain()
@@ -172,7 +175,7 @@ def _arguments(turns: list[Turn], again: bool, wait: bool) -> AppendCall:
 
 
 def numbers_of(producer: AnyProducer) -> tuple[int, int, int]:
-    """Epoch, sequence and following sequence as the database has them."""
+    """Return epoch, sequence and following sequence as the database stores them."""
     if isinstance(producer, KafkaProducer):
         following = (producer.sequence + producer.records) % KAFKA_SEQUENCES
         return producer.epoch, producer.sequence, following
@@ -180,18 +183,9 @@ def numbers_of(producer: AnyProducer) -> tuple[int, int, int]:
     return OUR_EPOCH, sequence, min(sequence + 1, (1 << 63) - 1)
 
 
-@dataclass(slots=True)
-class Published:
-    """What an append made visible: batches of this broker with their first offsets, and the end."""
-
-    batches: list[tuple[int, bytes]] = field(default_factory=list)
-    end: int = 0
-    timeline: int = 0
-
-
 class SharedAppends(AppendQueue):
-    """`on_commit(published)` is called before the appends are answered, `on_gone()` when the log is
-    not there any more.
+    """`on_commit(batches, end, timeline)` is called before the appends are answered, with first
+    offset and bytes of each batch. `on_gone()` is called when the log does not exist any more.
     """
 
     def __init__(
@@ -203,7 +197,7 @@ class SharedAppends(AppendQueue):
         max_record: int,
         now: Callable[[], int],
         instruments: Instruments,
-        on_commit: Callable[[Published], None],
+        on_commit: Callable[[Sequence[tuple[int, memoryview]], int, int], None],
         on_gone: Callable[[], None],
     ) -> None:
         super().__init__(name, BATCHES, max_record)
@@ -214,12 +208,12 @@ class SharedAppends(AppendQueue):
         self._on_commit = on_commit
         self._on_gone = on_gone
         self._turn: Turn | None = None  # under way
-        # Producers with a failed batch, by key, and that batch's sequence as the database has it:
-        # the batches behind it must not be taken for the first ones of an unknown producer.
+        # Producers with a failed batch, by key, and the sequence of that batch in the database. A
+        # later batch must not pass for the first one of an unknown producer.
         self._failed: dict[bytes, int] = {}
 
     def expected(self, producer: AnyProducer | None) -> int | None:
-        """What the producer must begin with if the database does not know it."""
+        """Return the sequence that the producer must begin with if the database has none of it."""
         return self._failed.get(producer.key) if producer is not None else None
 
     def commit(self) -> None:
@@ -233,30 +227,22 @@ class SharedAppends(AppendQueue):
 
     def _next_turn(self) -> Turn:
         latest: dict[bytes, AnyProducer] = {}
-        turn = Turn(self, [], [], 0)
-        taken = 0
-        now = self._now()
+        count = size = 0
         for entry in self._pending:
-            if turn.size and turn.size + entry.size > TURN_BYTES:
+            if count and size + entry.size > TURN_BYTES:
                 break
             producer = entry.producer
             if producer is not None:
                 before = latest.get(producer.key)
-                if before == producer:
-                    turn.twins.append((entry, producer))
-                    taken += 1
-                    continue
-                if before is not None and not producer.follows(before):
+                if before not in (None, producer) and not producer.follows(before):
                     break
                 latest[producer.key] = producer
-            taken += 1
-            turn.size += entry.size
-            _add(turn.batches, entry, now)
-        del self._pending[:taken]
-        self.pending_bytes = sum(entry.size for entry in self._pending)
-        for batch in turn.batches:
-            _encode(batch, now)
-        return turn
+            count += 1
+            size += entry.size
+        entries = self._pending[:count]
+        del self._pending[:count]
+        self.pending_bytes -= size
+        return Turn(self, entries, _encode(entries, self._now()), size)
 
     def _ended(self, future: "asyncio.Future[TurnOutcome]") -> None:
         turn, self._turn = self._turn, None
@@ -286,21 +272,18 @@ class SharedAppends(AppendQueue):
             entry.refuse(error)
 
     def _succeed(self, turn: Turn, outcome: TurnOutcome) -> None:
-        published = Published(end=outcome.end or 0, timeline=outcome.timeline)
         statuses = outcome.statuses or ["appended"] * len(turn.batches)
-        results = list(zip(turn.batches, statuses, outcome.offsets, outcome.counts, strict=True))
-        for batch, status, first, _ in results:
+        appended: list[tuple[int, memoryview]] = []
+        answers: list[Appended | PenstockError] = []  # one for each batch
+        for batch, status, first, count in zip(
+            turn.batches, statuses, outcome.offsets, outcome.counts, strict=True
+        ):
+            answer: Appended | PenstockError
             if status == "appended":
                 assert first is not None
-                published.batches.append((first, batch.data))
+                appended.append((first, batch.data))
                 self._instruments.records.add(batch.records, self._name)
                 self._instruments.bytes.add(len(batch.data), self._name)
-        if published.batches:
-            self._instruments.commits.add()
-            self._on_commit(published)
-        answers: dict[AnyProducer, Appended | PenstockError] = {}
-        for batch, status, first, count in results:
-            answer: Appended | PenstockError
             if status in ("appended", "duplicate"):
                 duplicate = status == "duplicate"
                 answer = Appended(first or 0, count if duplicate else batch.records, duplicate)
@@ -310,20 +293,20 @@ class SharedAppends(AppendQueue):
                     self._failed.pop(batch.producer.key, None)
             else:
                 answer = self._refusal(status, batch.producer)
-            if batch.producer is not None:
-                answers[batch.producer] = answer
-            for entry, before in batch.entries:
-                if isinstance(answer, PenstockError):
-                    entry.refuse(answer)
-                else:
-                    count = answer.count if answer.duplicate else entry.count
-                    entry.answer(Appended(answer.first_offset + before, count, answer.duplicate))
-        for entry, producer in turn.twins:
-            again = answers[producer]
-            if isinstance(again, Appended):
-                entry.answer(Appended(again.first_offset, again.count, True))
-            else:
-                entry.refuse(again)
+            answers.append(answer)
+        if appended:
+            self._instruments.commits.add()
+            self._on_commit(appended, outcome.end or 0, outcome.timeline)
+        for entry in turn.entries:
+            original = entry.first_copy or entry
+            i = bisect_right(turn.batches, original.first, key=attrgetter("start")) - 1
+            answer = answers[i]
+            if isinstance(answer, PenstockError):
+                entry.refuse(answer)
+                continue
+            first = answer.first_offset + original.first - turn.batches[i].start
+            count = answer.count if answer.duplicate else entry.count
+            entry.answer(Appended(first, count, answer.duplicate or original is not entry))
 
     def _refusal(self, status: str, producer: AnyProducer | None) -> PenstockError:
         if status == "gone" or producer is None:
@@ -342,7 +325,7 @@ class SharedAppends(AppendQueue):
         return bool(self._pending or self._turn)
 
     def close(self, *, deleted: bool = False) -> None:
-        """Take nothing more. What is queued is committed; of a deleted topic it is refused."""
+        """Refuse new appends. Queued ones are committed; those of a deleted topic are refused."""
         self.closed = True
         self.deleted = deleted
         if deleted:
@@ -351,30 +334,14 @@ class SharedAppends(AppendQueue):
                 entry.refuse(self.gone())
 
 
-def _add(batches: list[NewBatch], entry: Entry, now: int) -> None:
-    """Neighbouring appends of payloads without a producer share a record batch."""
-    plain = entry.producer is None and type(entry.content) is list
-    if plain and batches:
-        last = batches[-1]
-        first, _ = last.entries[0]
-        room = last.size + entry.size <= MAX_SHARED_BYTES
-        if last.producer is None and type(first.content) is list and room:
-            last.entries.append((entry, last.records))
-            last.records += entry.count
-            last.size += entry.size
-            return
-    batches.append(
-        NewBatch(b"", entry.count, now // 1000, entry.producer, [(entry, 0)], entry.size)
-    )
-
-
-def _encode(batch: NewBatch, now: int) -> None:
-    """As the format of record batches does; the database assigns the offsets."""
-    write = Write(0, time=now)
-    content = batch.entries[0][0].content
-    if len(batch.entries) > 1:
-        content = [payload for entry, _ in batch.entries for payload in entry.content]  # type: ignore[misc]
-    producer = batch.producer if isinstance(batch.producer, Producer) else None
-    BATCHES.add(write, content, producer)
-    batch.data = b"".join(write.parts[DATA])
-    batch.newest = max(0, write.batches[0].time // 1000)
+def _encode(entries: list[Entry], now: int) -> list[NewBatch]:
+    """Encode appends as a local log does. Only the database knows what producers have appended."""
+    commit = LogCommit(BATCHES, entries, Write(0, time=now), Producers({}, 0))
+    producers = {entry.first: entry.producer for entry in entries}
+    data = memoryview(b"".join(commit.write.parts[DATA]))
+    batches, at = [], 0
+    for start, _, records, size, newest in commit.write.batches:
+        part = data[at : at + size]
+        batches.append(NewBatch(start, part, records, newest // 1000, producers[start]))
+        at += size
+    return batches

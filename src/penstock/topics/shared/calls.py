@@ -1,6 +1,6 @@
-"""The SQL of shared topics: the only module of them that knows tables and functions.
+"""The SQL of shared logs.
 
-The tables are in `queues/schema/migrations/0021_shared_topics.sql`, what an append does in
+The tables are in `queues/schema/migrations/0021_shared_topics.sql`. What an append does is in
 `queues/schema/functions/shared_append.sql`.
 """
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from penstock.database import Database
+from penstock.io.fs import Bytes
 
 Row = Any  # asyncpg.Record, whose columns are read by name
 
@@ -26,7 +27,7 @@ class AppendCall(NamedTuple):
     starts: Sequence[int]
     counts: Sequence[int]
     times: Sequence[int]
-    data: Sequence[bytes]
+    data: Sequence[Bytes]
     producers: Sequence[bytes | None] | None = None
     epochs: Sequence[int | None] | None = None
     sequences: Sequence[int | None] | None = None
@@ -74,12 +75,6 @@ READ = f"""
         FROM (SELECT * FROM shared_batches b WHERE b.log_id = l.id AND b.last_offset >= $2
                ORDER BY b.last_offset LIMIT {MAX_ROWS}) b) b ON b.before < $3
    WHERE l.id = $1 ORDER BY b.last_offset"""
-PLACES = """
-  SELECT base_offset, last_offset, object, position, size FROM shared_batches
-   WHERE log_id = $1 AND last_offset < coalesce((SELECT shared_offset_at($1)), 9223372036854775807)
-     AND last_offset >= coalesce((SELECT max(b.last_offset) FROM shared_batches b
-                                   WHERE b.log_id = $1 AND b.last_offset < $2), 0)
-   ORDER BY last_offset DESC LIMIT $3"""
 CREATE = """
   INSERT INTO shared_logs (topic, partition, incarnation, timeline, changed_at)
   SELECT $1, n, coalesce((SELECT l.incarnation FROM shared_logs l WHERE l.topic = $1 LIMIT 1), $3),
@@ -109,8 +104,9 @@ NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2
 
 
 class SharedCalls:
-    """The calls, through a pool of connections. Reads far behind the end have connections of their
-    own (`Database.browse`), so that they never make an append wait for one."""
+    """Run these statements on pooled connections. Reads far behind the end have a pool of their own
+    (`Database.browse`), so that no append waits for them.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -120,20 +116,16 @@ class SharedCalls:
         return AppendAnswer(*row)
 
     async def logs(self, topic: str | None = None) -> list[Row]:
-        """All logs, or those of one topic."""
+        """Return all logs, or those of one topic."""
         return await self._database.read(LOGS, topic)
 
     async def read(self, log_id: int, offset: int, max_bytes: int, *, behind: bool) -> list[Row]:
-        """A row per batch, and one without a batch where none follows; no row: the log is gone."""
+        """Return a row per batch; one without a batch if none follows; none if the log is gone."""
         read = self._database.browse if behind else self._database.read
         return await read(READ, log_id, offset, max_bytes)
 
-    async def places(self, log_id: int, offset: int, most: int) -> list[Row]:
-        """The newest ranges in object storage, ascending, back to the one before `offset`."""
-        return (await self._database.browse(PLACES, log_id, offset, most))[::-1]
-
     async def offset_at(self, log_id: int, milliseconds: int) -> int | None:
-        """The first offset of the batch that may hold the first record of this time or later."""
+        """Return the base offset of the first batch with a record of this time or later."""
         [row] = await self._database.browse(
             "SELECT shared_offset_at($1, $2) AS base", log_id, milliseconds
         )
@@ -149,11 +141,11 @@ class SharedCalls:
         return SharedUsage(*row)
 
     async def create(self, topic: str, partitions: int, incarnation: UUID) -> None:
-        """Create the partitions that are not there."""
+        """Create the partitions that do not exist."""
         await self._database.read(CREATE, topic, partitions, incarnation)
 
     async def delete(self, topic: str) -> int:
-        """How many partitions it had."""
+        """Delete the topic. Return how many partitions it had."""
         return len(await self._database.read(DELETE, topic))
 
     async def configure(self, topic: str, policy: str | None, limits: str | None) -> None:
@@ -165,7 +157,7 @@ class SharedCalls:
         )
 
     async def drop_before(self, log_id: int, offset: int, grace: float) -> int:
-        """Delete batches that end before this offset, as many as one step takes; how many."""
+        """Delete some batches that end before this offset. Return how many."""
         [row] = await self._database.read(
             "SELECT shared_drop($1, $2, $3) AS dropped", log_id, offset, grace
         )
@@ -181,7 +173,7 @@ class SharedCalls:
         await self._database.fetch(NOTIFY, channel, payload)
 
     async def server(self) -> Row:
-        """The server's time (`now`) and `timeline`."""
+        """Return the server's time (`now`) and `timeline`."""
         [row] = await self._database.read(
             "SELECT clock_timestamp() AS now, shared_timeline() AS timeline"
         )

@@ -1,7 +1,6 @@
-"""Examples and words for the OpenAPI document: what parameters mean, and what bodies and answers
-look like.
+"""Descriptions and examples for the OpenAPI document.
 
-`api_examples.json` holds real ones, recorded from a broker by `tools/api-examples`.
+`api_examples.json` has real requests and answers, recorded from a broker by `tools/api-examples`.
 """
 
 import json
@@ -10,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 PARTITION_ID = "20ff6f94-0000-8000-8008-000000000000"
-NAMES = {  # parameters of paths -> a value that says something
+NAMES = {  # parameter of a path -> an example
     "queue": "orders",
     "topic": "orders",
     "group": "billing",
@@ -78,7 +77,7 @@ PARAMETERS = {
     "workerId": "Only the process with this number on its host.",
 }
 APPENDED_AT = "appended at or after this time: ISO 8601, or milliseconds since 1970."
-OTHERWISE = {  # (part of the path, parameter) -> what it means there
+OTHERWISE = {  # (part of a path, parameter) -> its description on such paths
     ("/api/v1/messages/", "partition"): "The message's partitionId.",
     ("/retry", "consumerGroup"): "The consumer group; default: all groups that finished it.",
     ("/api/v1/traces/", "partition"): "The message's partitionId.",
@@ -106,14 +105,14 @@ OTHERWISE = {  # (part of the path, parameter) -> what it means there
 
 @cache
 def recorded() -> dict[str, dict[str, Any]]:
-    """Operation (`GET /topics/{topic}`) -> its `query`, `body`, `answer`, as far as it has them."""
+    """Map operations (`GET /topics/{topic}`) to their `query`, `body` and `answer`, if any."""
     text = files("penstock.wire.http").joinpath("api_examples.json").read_text()
     examples: dict[str, dict[str, Any]] = json.loads(text)
     return examples
 
 
 def meaning(path: str, parameter: str) -> str:
-    """What a parameter of an operation is for; empty: nobody wrote it down."""
+    """Return the description of a parameter; empty if there is none."""
     for (part, name), text in OTHERWISE.items():
         if name == parameter and part in path:
             return text
@@ -121,7 +120,7 @@ def meaning(path: str, parameter: str) -> str:
 
 
 def parameter_example(path: str, parameter: str) -> str:
-    """A value to put into a path."""
+    """Return an example of a parameter of the path."""
     if parameter == "partition" and meaning(path, parameter).endswith("partitionId."):
         return PARTITION_ID
     if parameter == "name" and "/pipelines" in path:

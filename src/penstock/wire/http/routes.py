@@ -2,8 +2,8 @@
 
 A path consists of literal segments and parameters `{name}` (a whole segment, percent-decoded, not
 empty). Its last segment may be `{name...}`, which takes the rest of the path. Literal segments take
-precedence over parameters, and parameters over the rest. If a path matches but lacks the method,
-the next candidate is tried. The endpoint is cached with the head, so the search runs once per
+precedence over parameters, and parameters over the rest. If a path matches but has no route for the
+method, the search continues. The endpoint is cached with the head, so the search runs once per
 distinct request head.
 
 Every answer comes from a BoundRoute, including "not found" and "method not allowed".
@@ -22,9 +22,9 @@ contract: its signature defines the types, and its docstring is the summary.
 A method takes `args` (the decoded query), `body` (the decoded body), `request` and the parameters
 of the path; optional ones are `| None`. Its result is written as JSON. None is an empty answer, and
 a Response is sent unchanged. A method that takes only the request and returns a Response is called
-directly, as for the routes of messages.
+directly: push, pop and ack use this form for speed.
 
-`calling` makes the route of an operation that one call of an engine answers.
+If a single call of an engine answers an operation, `calling` makes its route without a class.
 
 A misspelt property fails at import. Routes of base classes are ignored: APIs do not inherit from
 each other. `/openapi.json` lists all paths.
@@ -82,7 +82,7 @@ class HttpRoute:
     summary: str = ""
     tag: str = ""
     gzip: bool = True  # a large JSON answer may be compressed when the client asks for it
-    variant_of: str = ""  # the path of which it is an alias
+    variant_of: str = ""  # the path that this one is an alias of
     choices: tuple[str, ...] = ()  # values of the path's last parameter; empty: any text
     hidden: bool = False  # not in the OpenAPI document
     media: tuple[str, ...] = ()  # accepted types of the body besides JSON
@@ -125,8 +125,8 @@ _FROM_OPERATION = (
 
 
 def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
-    """Declare that a method answers a route; it may have several. `about` are the fields of
-    `HttpRoute` that do not follow from its signature and docstring.
+    """Declare a route of the method; a method may have several. `about` has the fields of
+    `HttpRoute` that do not follow from the signature and the docstring.
     """
 
     def declare(handler: _Method) -> _Method:
@@ -141,8 +141,8 @@ def route(method: str, path: str, **about: Any) -> Callable[[_Method], _Method]:
 
 
 def serves(operation: Operation[Any], **about: Any) -> Callable[[_Method], _Method]:
-    """Declare that a method answers an operation of the contract."""
-    given = _said_by(operation) | about
+    """Declare that the method answers an operation of the contract."""
+    given = _fields_of(operation) | about
 
     def declare(method: _Method) -> _Method:
         for path in reversed(operation.also):
@@ -156,7 +156,7 @@ def calling(operation: Operation[A], call: Callable[..., A | Awaitable[A]]) -> H
     """Return the route of an operation that `call` answers. Its arguments are the parameters of
     the path, the query and the body, in this order, if the operation has them.
     """
-    said = _said_by(operation)
+    said = _fields_of(operation)
     parts = ["args"] * (operation.query is not None) + ["data"] * (operation.body is not None)
 
     def arguments(request: Request) -> list[Any]:
@@ -171,7 +171,7 @@ def calling(operation: Operation[A], call: Callable[..., A | Awaitable[A]]) -> H
     return HttpRoute(operation.method, operation.path, handler, **said)
 
 
-def _said_by(operation: Operation[Any]) -> dict[str, Any]:
+def _fields_of(operation: Operation[Any]) -> dict[str, Any]:
     """Return the fields of the route that an operation defines."""
     bodies = _kinds(operation.body)
     given = {name: getattr(operation, name) for name in _FROM_OPERATION}

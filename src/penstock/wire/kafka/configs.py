@@ -80,7 +80,7 @@ def check_configs(settings: Settings, configs: Mapping[str, str | None]) -> None
         elif name in LIMITS:
             _parse_limit(settings, name, value)
         elif name not in same:
-            raise InvalidConfig(f"there is no configuration {name}")
+            raise InvalidConfig(f"unknown configuration {name}")
         elif value not in (same[name][0], None):
             raise InvalidConfig(f"{name} is {same[name][0]} for all topics of this broker")
 

@@ -1,6 +1,5 @@
-"""Requests about topics and the cluster. Topics that are made here have record batches.
-
-Topics whose names Kafka does not allow are not shown.
+"""Answer requests about topics and the cluster. Topics that Kafka clients create store record
+batches. Topics whose names Kafka does not allow are hidden.
 """
 
 import re
@@ -102,7 +101,7 @@ class TopicRequests:
                 topic = self._topics.partition(name, number)
                 code, leader = Code.none, self._node.leader(topic)
                 epoch = leader_epoch(self._topics, topic)
-            except NotFound:  # it could not be opened
+            except NotFound:  # the partition could not be opened
                 code, leader = Code.leader_not_available, -1
             replica = self._node.id if leader < 0 else leader
             partitions.append(

@@ -2,8 +2,8 @@
 
 Requests run in the order of their arrival. A request that waits (creating a topic) delays those
 after it. A produce does not: it is answered when its record is durable. Reading stops while too
-many bytes are in flight, or while the client does not read: its subscriptions then leave the head
-of their feeds, and resume later where they were.
+many bytes are in flight, or while the client does not read. Its subscriptions then leave the head
+of their feeds, and resume where they were when the client reads again.
 """
 
 import asyncio

@@ -45,9 +45,7 @@ BEGIN
       SELECT i.ord, i.status, i.error, i.delay, i.max_attempts, i.lease_id, m.seq, m.created_at, row_number() OVER (PARTITION BY m.seq ORDER BY i.ord) AS nth
         FROM unnest(p_transactions, p_leases, p_statuses, p_errors, p_delays, p_limits) WITH ORDINALITY
                i (transaction_id, lease_id, status, error, delay, max_attempts, ord)
-        LEFT JOIN LATERAL (
-          SELECT m.seq, m.created_at FROM messages m WHERE m.partition_id = p_partition AND m.transaction_id = i.transaction_id
-             AND hashtextextended(m.transaction_id, 0) = hashtextextended(i.transaction_id, 0) LIMIT 1) m ON q.id IS NOT NULL
+        LEFT JOIN LATERAL message_named(p_partition, i.transaction_id) m ON q.id IS NOT NULL
     ), lease AS MATERIALIZED (
       SELECT l.lease_id, l.open, l.taken FROM leases l
        WHERE l.lease_id = ANY (p_leases) AND l.partition_id = p_partition AND l.group_id = c.group_id AND l.expires_at > t

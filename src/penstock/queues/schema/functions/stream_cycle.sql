@@ -47,8 +47,7 @@ BEGIN
    WHERE l.lease_id = p_lease AND l.partition_id = p_partition AND g.name = p_group AND l.expires_at > clock_timestamp();
   IF NOT FOUND THEN problem := 'lease'; RETURN; END IF;
   IF shared THEN problem := 'shared'; RETURN; END IF;
-  SELECT m.seq INTO last FROM messages m WHERE m.partition_id = p_partition AND m.transaction_id = p_transaction
-     AND hashtextextended(m.transaction_id, 0) = hashtextextended(p_transaction, 0) LIMIT 1;
+  SELECT m.seq INTO last FROM message_named(p_partition, p_transaction) m;
   IF open @> last IS NOT TRUE THEN problem := 'message'; RETURN; END IF;
   SELECT coalesce(array_agg(m.transaction_id ORDER BY m.seq) FILTER (WHERE m.seq <= last), '{}'),
          coalesce(array_agg(m.transaction_id ORDER BY m.seq) FILTER (WHERE m.seq > last), '{}')

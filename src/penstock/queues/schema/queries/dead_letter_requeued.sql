@@ -5,6 +5,5 @@ SELECT d.queue_id, d.partition_id, coalesce(m.seq, d.seq), coalesce(g.name, ''),
        convert_to(json_build_object('error', d.error, 'attempts', d.attempts, 'failedAt', d.failed_at)::text, 'UTF8')
   FROM dead_letters d
   LEFT JOIN groups g ON g.id = d.group_id
-  LEFT JOIN messages m ON m.partition_id = d.partition_id AND m.transaction_id = d.transaction_id
-   AND hashtextextended(m.transaction_id, 0) = hashtextextended(d.transaction_id, 0)
+  LEFT JOIN LATERAL message_named(d.partition_id, d.transaction_id) m ON true
  WHERE d.id = ANY ($1);

@@ -91,7 +91,7 @@ export const buffers = {
         }))
       )
         return;
-      await ask("POST", "/api/v1/system/maintenance", { body: { enabled: on } });
+      await ask("PUT", "/api/v1/buffers/maintenance", { body: { push: on } });
       say(on ? "Pushes go to the buffer." : "The buffer is being replayed.");
       refresh();
     },

@@ -1,5 +1,5 @@
-"""Time series for dashboards: what the counters' history and PostgreSQL say, and the minutes that
-the Spark job `rollup` has written down.
+"""Return time series for dashboards: figures per minute from the history of counters in PostgreSQL
+and from the Spark job `rollup`.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -77,6 +77,7 @@ def _minute(point: Point) -> AnalyticsPoint:
         group=point.group or None,
         topic=None if of_queue else point.name,
         **counts,
+        completed=counts["acked"],
         dead_letters=dead,
         lag=point.lag,
         latency=Latency(point.latency.total, *percentiles) if point.latency.total else None,

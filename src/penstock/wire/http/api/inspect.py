@@ -1,5 +1,5 @@
-"""What a person looks into, over HTTP: partitions by lag, the life line of a message, messages by
-what is in them, dead letters by error, charts over days.
+"""Answer the Console's queries over HTTP: partitions by lag, the history of a message, messages by
+their payload, dead letters by error, rates over days.
 """
 
 from typing import Annotated

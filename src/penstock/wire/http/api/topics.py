@@ -68,7 +68,7 @@ class TopicsApi:
     def names(self, args: TopicsQuery) -> list[str] | TopicPage:
         if not args.details:
             return self._topics.names()
-        self._rates.look()
+        self._rates.sample()
         rows = [self._row(self._topics.require(name)) for name in self._topics.names()]
         return TopicPage(*page_of(rows, args))
 
@@ -84,7 +84,7 @@ class TopicsApi:
             worst_lag=max(lags, default=None),
             placement=_placement(topic),
             damaged=len(topic.damage),
-            history=self._rates.line(topic.name),
+            history=self._rates.recent(topic.name),
         )
 
     @serves(operations.CREATE_TOPIC)
@@ -128,7 +128,7 @@ class TopicsApi:
         log = self._topics.require(topic)
         if isinstance(log, SharedLog):
             await log.measure()
-        self._rates.look()
+        self._rates.sample()
         settings = self._topics.settings
         return of(
             TopicDetails,
@@ -150,7 +150,7 @@ class TopicsApi:
             ],
             groups=await group_details(self._groups, log),
             rate=self._rates.rate(topic),
-            history=self._rates.line(topic),
+            history=self._rates.recent(topic),
             retention=Retention(settings.retention_bytes, settings.retention_age),
         )
 
