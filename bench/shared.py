@@ -45,6 +45,7 @@ from penstock.topics.groups import Groups
 from penstock.topics.shared.catalog import SharedTopics
 from penstock.topics.store import TopicStore
 from penstock.wire.tcp import TcpServer
+from penstock.wire.tcp.memory import keep_freed_memory
 
 SIZE = 200
 SECONDS = 2.0
@@ -84,6 +85,7 @@ async def serve(directory: Path, url: str) -> None:
 @asynccontextmanager
 async def shared(url: str) -> AsyncIterator[SharedTopics]:
     """What a broker has of shared topics."""
+    keep_freed_memory()  # as a broker's TCP listener does when it starts
     metrics = Metrics()
     database = Database(DatabaseSettings(url=url), Path("unused"), metrics, SCHEMA)
     await database.start()

@@ -149,6 +149,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     so that there is one of it.
     """
     order.shuffle(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Tests without a group are handed out in this order: one that takes long must not be last.
+        items.sort(key=lambda item: not kinds_of(item.path))
     for item in items:
         assert isinstance(item, pytest.Function)
         if inspect.iscoroutinefunction(item.obj):

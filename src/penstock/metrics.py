@@ -136,7 +136,6 @@ class Gauge:
         return value if isinstance(value, Mapping) else {(): value}
 
     def replace(self, values: dict[Labels, float]) -> None:
-        """Replace all values."""
         self.values = values
 
     def absorb(self, labels: Labels, value: float) -> None:

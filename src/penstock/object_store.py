@@ -130,10 +130,10 @@ class ObjectStore:
 
     def list_first(self, prefix: str, after: str, most: int) -> Sequence[ObjectInfo]:
         """Return the first files behind `after`, by name."""
-        found = self.list(prefix, after)
+        listed = self.list(prefix, after)
         if self.directory is not None:  # in any order, which in an object store is that of names
-            return heapq.nsmallest(most, found)
-        return list(islice(found, most))
+            return heapq.nsmallest(most, listed)
+        return list(islice(listed, most))
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the content in parts."""

@@ -7,7 +7,7 @@ from penstock.client.admin import AdminClient, DeadLetterFilter
 from penstock.client.buffer import BufferOptions
 from penstock.client.client import QueueSettings
 from penstock.client.consumer import ConsumerOptions
-from penstock.client.items import MessageOptions, PushOptions
+from penstock.client.items import MessageOptions, PushOptions, TakeOptions
 from penstock.client.messages import AckStatus, Received
 from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
@@ -79,6 +79,7 @@ __all__ = [
     "SyncSchedules",
     "SyncTopicGroup",
     "SyncTransaction",
+    "TakeOptions",
     "TopicGroup",
     "TransactionStep",
 ]

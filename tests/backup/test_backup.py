@@ -1,7 +1,6 @@
 """Backups of real brokers under load, restored and counted; to a directory and to an S3 server."""
 
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +17,7 @@ from penstock.protocol import frames
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
 from tests.support.cli import CliRunner
+from tests.support.disk import small_disk
 from tests.support.object_stores import CREDENTIALS, s3_server
 from tests.support.wait import until
 
@@ -285,16 +285,7 @@ def _fenced(broker: BrokerProcess) -> str:
 
 def test_a_place_without_room_is_refused_and_holds_no_backup(loaded, tmp_path) -> None:
     _, env = loaded
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a small file system: {mounted.stderr.decode()}")
-    try:
+    with small_disk(tmp_path / "small", "64k") as place:
         assert "No space left" in penstock("backup", str(place), code=1, **env)
         assert not (place / "manifest.json").exists()
         assert "is not a backup" in penstock("restore", str(place), "--check", code=1)
-    finally:
-        subprocess.run(["umount", str(place)], check=True)

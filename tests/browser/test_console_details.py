@@ -323,13 +323,9 @@ def test_a_route_with_an_open_breaker_is_not_running(page, broker):
         route = {
             "name": "broken",
             "destination": {"type": "http", "url": url},
-            "breaker": {"failures": 1, "open": "60s"},
+            "queue": {"circuit_breaker": {"threshold": 1, "reset_timeout": "60s"}},
         }
-        created = httpx.post(f"{broker.url}/api/v1/routes", json=route)
-        if created.status_code == 400:  # the breaker's own settings have other names
-            del route["breaker"]
-            created = httpx.post(f"{broker.url}/api/v1/routes", json=route)
-        created.raise_for_status()
+        httpx.post(f"{broker.url}/api/v1/routes", json=route).raise_for_status()
         push_url = f"{broker.url}/api/v1/routes/broken/push"
         httpx.post(push_url, json={"records": [1, 2]}).raise_for_status()
         status = f"{broker.url}/api/v1/routes/broken"

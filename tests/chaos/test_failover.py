@@ -5,7 +5,6 @@ no client error.
 import asyncio
 import json
 import os
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support.buffers import (
     replayed,
     thaw,
 )
+from tests.support.disk import small_disk
 from tests.support.form import SOAK
 from tests.support.wait import Stopwatch, eventually
 
@@ -218,22 +218,12 @@ async def test_ten_thousand_events_are_recovered_at_start_within_two_seconds(ser
     assert took < 2.0
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0,
-    reason="needs root, to mount a small disk; tests/buffer covers it on a double",
-)
 async def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(
     server, url, scratch
 ):
-    disk = scratch / "buffers"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-
-    try:
-        async with watched(url, scratch, free_space_reserve=64 << 10, events_per_file=100) as (
-            buffer,
-            queues,
-        ):
+    settings = {"free_space_reserve": 64 << 10, "events_per_file": 100}
+    with small_disk(scratch / "buffers", "1m") as disk:
+        async with watched(url, scratch, **settings) as (buffer, queues):
             await asyncio.to_thread(server.stop)
             accepted, refused = [], []
             for n in range(600):
@@ -255,5 +245,3 @@ async def test_a_full_disk_refuses_clearly_loses_nothing_and_recovers_by_itself(
             assert (await buffer.push(items(1)))[0].status == "buffered"  # room again, without help
             await asyncio.to_thread(server.start)
             await replayed(buffer)
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -223,30 +223,26 @@ def test_maintenance_modes_hold_on_every_broker_and_over_restarts(url, scratch):
 
         def push(broker, n):
             items = [{"queue": "q", "payload": n}]
-            return httpx.post(f"{broker.url}/api/v1/push", json={"items": items}).json()[0][
-                "status"
-            ]
+            answer = httpx.post(f"{broker.url}/api/v1/push", json={"items": items})
+            return answer.json()[0]["status"]
 
         def mode(broker):
             return httpx.get(f"{broker.url}/api/v1/system/maintenance").json()
 
-        def pop(broker, **params):
-            answer = httpx.get(
-                f"{broker.url}/api/v1/pop/queue/q",
-                params={"autoAck": "true", "batch": 10, **params},
-            )
-            return (
-                [m["data"] for m in answer.json()["messages"]]
-                if answer.status_code == 200
-                else answer.status_code
-            )
+        def switch(broker, enabled, pops=""):
+            path = f"{broker.url}/api/v1/system/maintenance{pops}"
+            return httpx.post(path, json={"enabled": enabled})
 
-        path = "/api/v1/system/maintenance"
+        def pop(broker, **params):
+            params = {"autoAck": "true", "batch": 10, **params}
+            answer = httpx.get(f"{broker.url}/api/v1/pop/queue/q", params=params)
+            if answer.status_code != 200:
+                return answer.status_code
+            return [m["data"] for m in answer.json()["messages"]]
+
         assert push(one, 1) == "queued"
-        assert httpx.post(f"{one.url}{path}", json={"enabled": "yes"}).status_code == 400
-        assert (
-            httpx.post(f"{one.url}{path}", json={"enabled": True}).json()["maintenanceMode"] is True
-        )
+        assert switch(one, "yes").status_code == 400
+        assert switch(one, True).json()["maintenanceMode"] is True
         until(lambda: mode(two)["maintenanceMode"])
         assert [push(one, 2), push(one, 3)] == ["buffered", "buffered"]
         assert mode(one)["bufferedMessages"] == 2
@@ -255,28 +251,22 @@ def test_maintenance_modes_hold_on_every_broker_and_over_restarts(url, scratch):
         one.start()
         assert mode(one)["maintenanceMode"] is True
         assert mode(one)["bufferedMessages"] == 2
-        assert (
-            httpx.post(f"{two.url}{path}/pop", json={"enabled": True}).json()["popMaintenanceMode"]
-            is True
-        )
-        assert (
-            httpx.post(f"{two.url}{path}", json={"enabled": False}).json()["maintenanceMode"]
-            is False
-        )
+        assert switch(two, True, "/pop").json()["popMaintenanceMode"] is True
+        assert switch(two, False).json()["maintenanceMode"] is False
         until(lambda: mode(one)["popMaintenanceMode"] and mode(one)["bufferedMessages"] == 0)
         assert pop(one) == 204
         began = time.monotonic()
         assert pop(one, wait="true", timeout=300) == 204
         assert time.monotonic() - began > 0.25
-        httpx.post(f"{one.url}{path}/pop", json={"enabled": False})
+        switch(one, False, "/pop")
         until(lambda: not mode(two)["popMaintenanceMode"])
         assert pop(two) == [2, 3]
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(pop, one, wait="true", timeout=30_000)
             until(lambda: "penstock_queue_waiting_pops 1.0" in httpx.get(f"{one.url}/metrics").text)
-            httpx.post(f"{two.url}{path}/pop", json={"enabled": True})
+            switch(two, True, "/pop")
             assert waiting.result(20) == 204  # at once, although it had time to wait
             again = pool.submit(pop, one, wait="true", timeout=30_000)
-            httpx.post(f"{two.url}{path}/pop", json={"enabled": False})
+            switch(two, False, "/pop")
             assert push(two, 4) == "queued"
             assert again.result(20) == [4]

@@ -96,7 +96,8 @@ async def test_none_is_lost_none_comes_twice_and_none_early(scratch, own_postgre
             await asyncio.gather(
                 asyncio.to_thread(own_postgres.start), asyncio.to_thread(brokers[turn % 2].start)
             )
-            await asyncio.sleep(0.5)
+            accepted = len(ledger.not_before)
+            await eventually(lambda n=accepted: len(ledger.not_before) > n + 20, timeout=60)
 
     async def arrived() -> bool:
         await asyncio.sleep(POLL_SECONDS)

@@ -74,8 +74,9 @@ async def test_a_restart_of_postgres_in_the_middle_loses_nothing(
         await queues.admin.configure("q", QueueOptions(lease_time=5, retry_limit=100))
         ledger = Ledger()
         for mode in ("fast", "immediate") * (5 if soak else 1):
+            queued = len(ledger.queued)
             working = asyncio.create_task(work(ledger, [queues], 2, 4, 3, 3))
-            await asyncio.sleep(0.7)
+            await eventually(lambda n=queued: len(ledger.queued) > n + 20)
             await asyncio.to_thread(own_postgres.stop, mode)
             await asyncio.to_thread(own_postgres.start)
             await working

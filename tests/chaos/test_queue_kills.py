@@ -9,12 +9,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+import httpx
 import pytest
 
 from penstock import Client
 from penstock.errors import AckRefused, PenstockError
 from tests.support.broker import BrokerProcess
-from tests.support.wait import Stopwatch, eventually
+from tests.support.form import SOAK
+from tests.support.wait import Stopwatch, eventually, until
 
 pytestmark = pytest.mark.xdist_group("queue-kills")
 
@@ -22,6 +24,7 @@ PRODUCERS, CONSUMERS = 8, 4
 # longer than the chaos: who returns only while the broker is dead, again and again, does not give
 # up
 PATIENCE = 300
+SECONDS = 60.0 if SOAK else 0.0  # of traffic, at least
 
 
 @dataclass
@@ -61,13 +64,18 @@ class Traffic:
                 except PenstockError:
                     await asyncio.sleep(0.1)
 
-    async def run(self, seconds: float, chaos) -> None:
+    async def advance(self) -> None:
+        """Wait until so many more messages come through."""
+        enough = len(self.delivered) + 60
+        await eventually(lambda: len(self.delivered) > enough)
+
+    async def run(self, chaos) -> None:
         producers = [asyncio.create_task(self.produce(number)) for number in range(PRODUCERS)]
         consumers = [asyncio.create_task(self.consume()) for _ in range(CONSUMERS)]
-        began = time.monotonic()
-        await eventually(lambda: len(self.delivered) > 50, timeout=30)
+        ends = time.monotonic() + SECONDS
+        await self.advance()
         await chaos()
-        await asyncio.sleep(max(0.0, seconds - (time.monotonic() - began)))
+        await eventually(lambda: time.monotonic() > ends, SECONDS + 1)
         self.stop = True
         await asyncio.gather(*producers)
         self.complete = True
@@ -85,39 +93,41 @@ async def short_leases(url: str) -> None:
 async def test_every_queued_message_is_delivered_though_the_broker_is_killed(
     scratch, database_url, soak
 ):
-    broker = BrokerProcess(scratch / "one", database_url=database_url)
+    with BrokerProcess(scratch / "one", database_url=database_url) as broker:
+        traffic = Traffic([broker.url])
 
-    async def chaos() -> None:
-        for _ in range(10 if soak else 2):
-            await asyncio.to_thread(broker.kill)
-            await asyncio.to_thread(broker.start)
-            await asyncio.sleep(0.5)
+        async def chaos() -> None:
+            for _ in range(10 if soak else 2):
+                await asyncio.to_thread(broker.kill)
+                await asyncio.to_thread(broker.start)
+                await traffic.advance()
 
-    with broker:
         await short_leases(broker.url)
-        await Traffic([broker.url]).run(60 if soak else 4, chaos)
+        await traffic.run(chaos)
 
 
 async def test_every_queued_message_is_delivered_though_postgresql_is_killed(
     scratch, own_postgres, soak
 ):
-    async def chaos() -> None:
-        for _ in range(8 if soak else 1):
-            os.kill(own_postgres.pid(), signal.SIGKILL)
-            await asyncio.sleep(0.5)
-            await asyncio.to_thread(own_postgres.start)
-            await asyncio.sleep(1)
-
     with BrokerProcess(scratch / "one", database_url=own_postgres.url) as broker:
+        traffic = Traffic([broker.url])
+
+        async def chaos() -> None:
+            for _ in range(8 if soak else 1):
+                os.kill(own_postgres.pid(), signal.SIGKILL)
+                await asyncio.to_thread(until, lambda: httpx.get(f"{broker.url}/health").is_error)
+                await asyncio.to_thread(own_postgres.start)
+                await traffic.advance()
+
         await short_leases(broker.url)
-        await Traffic([broker.url]).run(60 if soak else 4, chaos)
+        await traffic.run(chaos)
 
 
 async def test_two_brokers_on_one_database_are_one(scratch, database_url):
-    one = BrokerProcess(scratch / "one", database_url=database_url)
-    two = BrokerProcess(scratch / "two", database_url=database_url)
-
-    with one, two:
+    with (
+        BrokerProcess(scratch / "one", database_url=database_url) as one,
+        BrokerProcess(scratch / "two", database_url=database_url) as two,
+    ):
         async with Client(one.url) as first, Client(two.url) as second:
             await first.push("q", 0)
             (message,) = await second.pop("q")
@@ -134,8 +144,11 @@ async def test_two_brokers_on_one_database_are_one(scratch, database_url):
                 await first.ack(message)
             assert sorted(slow)[5] < 0.5  # woken by the push, not by the next look a second later
 
+        traffic = Traffic([one.url, two.url])
+
         async def chaos() -> None:
             await asyncio.to_thread(two.kill)
+            await traffic.advance()
 
         await short_leases(one.url)
-        await Traffic([one.url, two.url]).run(2, chaos)
+        await traffic.run(chaos)

@@ -6,18 +6,23 @@ import socket
 import ssl
 import textwrap
 import threading
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import penstock.blocking
-from penstock.blocking import BlockingBrokers, Line
+from penstock.blocking import BlockingBrokers, Line, Settler
 from penstock.errors import Unavailable
+from penstock.net.http import HttpAnswer
 from tests.support.broker import BrokerProcess
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
+from tests.support.wait import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 
@@ -175,3 +180,24 @@ def test_the_example_of_the_module_takes_and_settles_from_several_queues(
         about = line.json("GET", "/api/v1/resources/queues", name)
         assert (about["totals"]["pending"], about["totals"]["processing"]) == (0, 0)
     line.close()
+
+
+def test_a_renewal_that_no_broker_took_is_repeated_as_soon_as_one_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lease = str(uuid.uuid4())
+    message = {"id": "m", "transactionId": "t", "partition": "p", "partitionId": "p"}
+    message |= {"leaseId": lease, "createdAt": "2026-01-31T12:00:00Z"}
+    body = msgspec.json.encode({"success": True, "messages": [message]})
+    port = free_port()
+    settler = Settler(BlockingBrokers([f"http://127.0.0.1:{port}"]))
+    settler.take(HttpAnswer(200, {"lease-time": "15"}, body))  # it is renewed after 5 and 10 s
+    until(lambda: "wait for a broker" in caplog.text, 60, "the renewal fails")
+    failed = time.monotonic()
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(60)
+        connection, _ = listener.accept()
+        assert f"/api/v1/lease/{lease}/extend".encode() in connection.recv(65536)
+        assert time.monotonic() - failed < 3.0
+        connection.close()
+    settler.close(1.0)

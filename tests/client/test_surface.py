@@ -45,6 +45,7 @@ from penstock.types import (
     SyncSchedules,
     SyncTopicGroup,
     SyncTransaction,
+    TakeOptions,
     TopicGroup,
 )
 
@@ -186,9 +187,11 @@ def test_former_names_of_methods_and_parameters_work_and_name_the_new_ones() -> 
 )
 def test_named_options_are_those_of_the_class_they_are_for(options: type, kind: type) -> None:
     taken = {p.name: p.annotation for p in parameters(kind) if p.kind is p.KEYWORD_ONLY}
-    of_the_store = {"state", "reset_state"}  # `Client.consumer` makes a `StateStore` of these
+    elsewhere = {"state", "reset_state"}  # `Client.consumer` makes a `StateStore` of these
+    if kind is Consumer:
+        elsewhere |= TakeOptions.__annotations__.keys()  # unpacked
     named = typing.get_type_hints(options).items()
-    assert {name: str(hint) for name, hint in named if name not in of_the_store} == {
+    assert {name: str(hint) for name, hint in named if name not in elsewhere} == {
         name: str(hint)
         for name, hint in typing.get_type_hints(kind.__init__).items()
         if name in taken
@@ -198,3 +201,18 @@ def test_named_options_are_those_of_the_class_they_are_for(options: type, kind: 
 def test_the_settings_of_a_queue_are_its_options() -> None:
     fields = {field.name for field in msgspec.structs.fields(QueueOptions)}
     assert set(QueueSettings.__annotations__) == fields
+
+
+async def test_an_option_that_does_not_exist_is_refused() -> None:
+    wrong: typing.Any = {"bach": 10}
+    async with Client("http://127.0.0.1:1", retry_for=0) as client:
+        with pytest.raises(TypeError, match="'bach'"):
+            await client.pop("q", **wrong)
+        with pytest.raises(TypeError, match="'bach'"):
+            await anext(client.take("q", **wrong))
+        with pytest.raises(TypeError, match="'bach'"):
+            client.consumer("q", **wrong)(print)
+        with pytest.raises(TypeError, match="'bach'"):
+            await client.push("q", 1, **wrong)
+        with pytest.raises(TypeError, match="'transaction_id'"):
+            await client.push_many("q", [1], transaction_id="t")  # type: ignore[call-arg]

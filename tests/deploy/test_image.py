@@ -14,10 +14,10 @@ import pytest
 from tests.deploy.image import ROOT, Stage, allowed, build, instructions
 from tests.support import guard
 from tests.support.form import SOAK
+from tests.support.ports import free_port
 from tests.support.wait import until
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
-PORT = 26632
 
 
 def test_the_build_sees_what_it_copies_and_nothing_else():
@@ -62,8 +62,9 @@ def test_the_image_runs_as_a_user_of_its_own_with_its_embedded_database_as_proce
 
 
 def run_broker(stage: Stage) -> None:
+    port = free_port()
     stage.env |= {
-        "PENSTOCK_HTTP_SERVER_PORT": str(PORT),
+        "PENSTOCK_HTTP_SERVER_PORT": str(port),
         "PENSTOCK_TCP_SERVER_PORT": "0",
         "PENSTOCK_WEBSOCKET_SERVER_PORT": "0",
     }
@@ -84,7 +85,7 @@ def run_broker(stage: Stage) -> None:
                 120,
             )
             assert process.poll() is None, output.read_text()
-            url = f"http://127.0.0.1:{PORT}"
+            url = f"http://127.0.0.1:{port}"
             pushed = httpx.post(
                 f"{url}/api/v1/push", json={"items": [{"queue": "q", "payload": 1}]}
             )

@@ -14,32 +14,21 @@ import pytest
 
 from tests.conftest import fresh_database
 from tests.support.broker import ServeProcess
+from tests.support.disk import small_disk
 from tests.support.wait import until
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "8m") as path:
         yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 def test_a_disk_without_space_for_the_database_is_said_first(scratch: Path) -> None:
-    small = scratch / "disk"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(small)], check=True)
-    try:
+    with small_disk(scratch / "disk", "8m") as small:
         words = ["serve", "--data-dir", str(small / "data"), "--http-port", "0", "--no-topics"]
         command = [sys.executable, "-m", "penstock", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
     assert done.returncode == 4, done.stderr
     sentence, _, log = done.stderr.partition("PostgreSQL's output:")
     assert "is full, so the embedded PostgreSQL cannot start: free some space" in sentence
@@ -48,18 +37,8 @@ def test_a_disk_without_space_for_the_database_is_said_first(scratch: Path) -> N
 
 def produce(broker: ServeProcess, data: bytes) -> "subprocess.CompletedProcess[bytes]":
     host, port = broker.tcp
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "topic",
-        "produce",
-        "t",
-        "--broker",
-        f"{host}:{port}",
-        "--timeout",
-        "2",
-    ]
+    command = [sys.executable, "-m", "penstock", "topic", "produce", "t"]
+    command += ["--broker", f"{host}:{port}", "--timeout", "2"]
     return subprocess.run(command, input=data, capture_output=True, timeout=60, check=False)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import uuid
 from collections.abc import Iterator
@@ -67,7 +68,9 @@ async def test_every_protocol_appends_and_reads_through_either_broker(
 ) -> None:
     here, there = brokers
     async with Client(here.url) as client, httpx.AsyncClient(base_url=there.url) as http:
-        await client.topic(topic).create(shared=True)
+        call = ["create", topic, "--shared", "--broker", "{}:{}".format(*here.tcp)]
+        created = await asyncio.to_thread(CliRunner().invoke, commands, call)
+        assert created.exit_code == 0, created.stderr
         assert await client.topic(topic).produce(*numbers(0, 3)) == 0
         # HTTP on the other broker, which has not been asked for this topic before
         answer = await http.post(f"/topics/{topic}/produce", json={"payloads": ["3", "4"]})
@@ -109,6 +112,30 @@ async def test_every_protocol_appends_and_reads_through_either_broker(
             consumer.close()
         details = (await http.get(f"/topics/{topic}/groups/{topic}")).json()
         assert (details["committed"], details["lag"]) == (8, 0)
+
+
+async def test_nothing_is_lost_with_a_broker_and_its_disk(
+    postgres: EmbeddedPostgres, tmp_path: Path, topic: str
+) -> None:
+    url = await asyncio.to_thread(fresh_database, postgres, migrated=True)
+    settings = {"database_url": url, "topics__placement": "shared"}
+    lost = BrokerProcess(tmp_path / "lost", **settings)
+    await asyncio.to_thread(lost.start)
+    async with Client(lost.url) as client:  # by `topics.placement`, nobody says that it is shared
+        assert await client.topic(topic).produce(*numbers(0, 100)) == 0
+        await client.topic(topic).group("billing").commit(40)
+        lost.kill()
+    await asyncio.to_thread(shutil.rmtree, tmp_path / "lost")
+    other = BrokerProcess(tmp_path / "other", **settings)
+    try:
+        await asyncio.to_thread(other.start)
+        async with Client(other.url) as client:
+            read = [bytes(record.payload) async for record in client.topic(topic).read()]
+            assert read == numbers(0, 100)
+            assert await client.topic(topic).group("billing").committed() == (40, 60)
+            assert await client.topic(topic).produce(b"100") == 100
+    finally:
+        other.stop()
 
 
 async def test_streams_on_one_broker_follow_appends_on_the_other(

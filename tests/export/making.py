@@ -16,6 +16,7 @@ from penstock.config import Config
 from penstock.export.clock import Clock
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
+from penstock.export.sendqueue import SendQueue
 from penstock.export.sendqueue.blocks import Block
 from penstock.export.sendqueue.chunks import ChunkOptions
 from penstock.export.sendqueue.fastqueue import FastQueue
@@ -153,24 +154,25 @@ def http_route(
     }
 
 
+async def kill_queue(queue: SendQueue) -> None:
+    """As `kill`, of a send queue alone. Nothing public stops a queue without writing."""
+    queue._ticker.cancel()
+    await queue._fast._writer.wait_until_idle()
+    meeting = threading.Barrier(2)
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(*(loop.run_in_executor(POOL, meeting.wait) for _ in range(2)))
+    queue._fast.abandon()
+
+
 async def kill(exports_: Exports) -> None:
     """What kill -9 leaves: nothing is written any more, the locks go. (What the pool is doing is
     done first.)
     """
     for route in exports_._routes.values():
-        tasks = [
-            *route.workers._tasks.values(),
-            *route.workers._helpers,
-            route._reader,
-            route.queue._ticker,
-        ]
+        tasks = [*route.workers._tasks.values(), *route.workers._helpers, route._reader]
         running = [task for task in tasks if task is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await route.queue._fast._writer.wait_until_idle()
-        meeting = threading.Barrier(2)
-        loop = asyncio.get_running_loop()
-        await asyncio.gather(*(loop.run_in_executor(POOL, meeting.wait) for _ in range(2)))
-        route.queue._fast.abandon()
+        await kill_queue(route.queue)
     exports_._routes.clear()

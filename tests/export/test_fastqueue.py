@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import Locked
 from penstock.export.sendqueue import store
 from penstock.export.sendqueue.blocks import Block, BlockFile, ChunkReader
-from penstock.export.sendqueue.journal import DAMAGED, OLDEST, PURGED
+from penstock.export.sendqueue.journal import CRASH, DAMAGED, OLDEST, PURGED
 from penstock.io.fs import DiskFile
 from tests.export.making import FakeClock, balanced, block, number_of, opened, taken
 from tests.support.wait import eventually
@@ -258,6 +258,25 @@ async def test_a_bad_block_in_the_middle_is_set_aside_and_counted_and_the_rest_i
     assert await taken(again) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     assert again.books.dropped[DAMAGED] == 5  # exactly the records of block 4
     assert again.books.queued == 0
+    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    await again.close()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("clean", [True, False])
+async def test_a_chunk_without_a_good_block_is_set_aside_and_its_records_are_counted(
+    tmp_path: Path, which: int, clean: bool
+):
+    queue = await opened(tmp_path, chunk_size=800)
+    await queue.put([block(number) for number in range(20)])
+    await (queue.close() if clean else queue.tick())
+    if not clean:
+        queue.abandon()
+    chunk = chunk_files(tmp_path)[which]
+    chunk.write_bytes(b"\0" * chunk.stat().st_size)
+    again = await opened(tmp_path, chunk_size=800)
+    assert await taken(again) == [number for number in range(20) if number // 5 != which]
+    assert (again.books.dropped[DAMAGED], again.books.dropped[CRASH]) == (5, 0)
     assert len(list((tmp_path / "quarantine").iterdir())) == 1
     await again.close()
 

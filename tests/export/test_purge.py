@@ -127,7 +127,7 @@ async def test_with_drop_oldest_the_batch_that_waits_for_its_next_attempt_is_the
             running, destination.url, retry_interval="1h", max_retry_delay="1h", max_size=3
         )
         await route.push([record(0)])
-        await eventually(lambda: route.queue._fast._returned)
+        await eventually(lambda: destination.requests and not route.queue.leased)
         for number in range(1, 5):
             await route.push([record(number)])
         assert balanced(route)["dropped"] == {"oldest": 2}
@@ -221,7 +221,7 @@ async def test_a_batch_that_is_being_sent_does_not_let_drop_oldest_empty_the_que
             await eventually(lambda: route.delivery.inflight == 1)
             for number in range(1, 300):
                 await route.push([record(number, 1000)])
-            assert route.queue._fast.bytes <= 100_000
+            assert route.gauges()["queue_bytes"] <= 100_000
             books = balanced(route)
             assert list(books["dropped"]) == ["oldest"]
             assert books["queued"] > 60

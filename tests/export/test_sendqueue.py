@@ -19,7 +19,7 @@ from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
 from penstock.io.fs import DISK, Fs
 from penstock.metrics import Metrics
-from tests.export.making import POOL, FakeClock, block, status_of, taken
+from tests.export.making import POOL, FakeClock, block, kill_queue, status_of, taken
 from tests.support.faults import FaultyFs
 from tests.support.form import pick
 from tests.support.wait import eventually
@@ -167,7 +167,7 @@ async def test_the_catch_up_rate_holds_back_the_backlog_and_not_fresh_data(tmp_p
         times.append(clock.now)
     assert times[-1] - times[0] == pytest.approx(9 / 2, abs=1.1)
     before = clock.now
-    while len(queue._fast.memory):
+    while queue.gauges()["fastqueue_inmemory_blocks"]:
         queue.ack(await queue.take())
     assert clock.now == before
     await queue.stop()
@@ -181,12 +181,12 @@ async def test_adaptive_sizing_shrinks_the_memory_layer_when_memory_is_short(
     monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 900 << 20)
     for _ in range(3):
         await queue.tick()
-    assert queue._fast.memory.limit == 8
-    assert len(queue._fast.memory) == 8
+    assert queue.gauges()["queue_effective_max_size"] == 8
+    assert queue.gauges()["fastqueue_inmemory_blocks"] == 8
     monkeypatch.setattr("penstock.export.sendqueue.queue.memory_used", lambda: 1 << 20)
     for _ in range(20):
         await queue.tick()
-    assert queue._fast.memory.limit == 64
+    assert queue.gauges()["queue_effective_max_size"] == 64
     assert await taken(queue) == list(range(64))
     await queue.stop()
 
@@ -264,9 +264,7 @@ async def test_the_books_balance_after_anything(
                     await queue.stop()
                 else:
                     await asyncio.sleep(0)
-                    await queue._fast._writer.wait_until_idle()
-                    queue._ticker.cancel()
-                    queue._fast.abandon()
+                    await kill_queue(queue)
                 leased = []
                 queue = await started(directory, **options)
             state = queue.books

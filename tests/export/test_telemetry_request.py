@@ -2,15 +2,18 @@
 
 import gzip
 import json
+from typing import Any
 
 import cramjam
 import pytest
 from google.protobuf import json_format
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
 from penstock.errors import InvalidRequest
-from penstock.export.protobuf import NotProtobuf, fields, text_field
+from penstock.export.protobuf import NotProtobuf, bytes_field, fields
 from penstock.export.telemetry_request import JSON, PROTOBUF, SAMPLES, TelemetryRequest
 from tests.support.otlp import traces
 from tests.support.remote_write import write_message, write_request
@@ -40,7 +43,7 @@ def test_fields_of_real_messages_are_read():
     assert [one.number for one in read] == [1, 1, 1]
     assert b"".join(message[one.start : one.end] for one in read) == message
     assert [one.number for one in fields(Metric(name="n", unit="s").SerializeToString())] == [1, 3]
-    assert next(fields(text_field(2, "é" * 100))).value == ("é" * 100).encode()
+    assert next(fields(bytes_field(2, b"x" * 200))).value == b"x" * 200
 
 
 @pytest.mark.parametrize(
@@ -84,12 +87,62 @@ def test_a_request_of_remote_write_is_cut_between_its_series():
     assert plain == [write_message(*series[:2]), write_message(*series[2:])]
 
 
+@pytest.mark.parametrize("kind", [PROTOBUF, JSON])
+@pytest.mark.parametrize(
+    ("signal", "request_type", "scopes", "items"),
+    [
+        ("traces", ExportTraceServiceRequest, "scope_spans", "spans"),
+        ("metrics", ExportMetricsServiceRequest, "scope_metrics", "metrics"),
+        ("logs", ExportLogsServiceRequest, "scope_logs", "log_records"),
+    ],
+)
+def test_a_request_of_one_resource_is_cut_between_scopes_and_then_between_items(
+    signal: str, request_type: Any, scopes: str, items: str, kind: str
+):
+    def text_of(item: Any) -> str:
+        return item.severity_text if signal == "logs" else item.name
+
+    request = request_type()
+    resource = getattr(request, f"resource_{scopes.removeprefix('scope_')}").add()
+    resource.resource.attributes.add(key="service.name").value.string_value = "shop"
+    resource.schema_url = "https://schema"
+    for number in range(2):
+        scope = getattr(resource, scopes).add()
+        scope.scope.name = f"scope {number}"
+        for item in range(4):
+            text = {"severity_text" if signal == "logs" else "name": f"{number}.{item}"}
+            getattr(scope, items).add(**text)
+    body = request.SerializeToString()
+    if kind == JSON:
+        body = json_format.MessageToJson(request).encode()
+
+    def pieces(one: TelemetryRequest) -> list[TelemetryRequest]:
+        return [piece for half in one.halves() for piece in pieces(half)] or [one]
+
+    found = []
+    for piece in pieces(TelemetryRequest(signal, kind, "", body)):
+        read = json_format.Parse if kind == JSON else lambda data, into: into.MergeFromString(data)
+        part = request_type()
+        read(piece.body, part)
+        (resource,) = getattr(part, f"resource_{scopes.removeprefix('scope_')}")
+        assert resource.resource.attributes[0].value.string_value == "shop"
+        assert resource.schema_url == "https://schema"
+        (scope,) = getattr(resource, scopes)
+        (item,) = getattr(scope, items)
+        found.append((scope.scope.name, text_of(item)))
+    assert found == [(f"scope {at}", f"{at}.{item}") for at in range(2) for item in range(4)]
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
         (PROTOBUF, b""),
         (PROTOBUF, traces("a").SerializeToString()),
+        (PROTOBUF, b"\x08\x01"),
+        (PROTOBUF, b"\x0a\x02\x12\x05"),
         (JSON, b"{}"),
+        (JSON, json_format.MessageToJson(traces("a")).encode()),
+        (JSON, b'{"resourceSpans": [{"scopeSpans": 7}]}'),
         (JSON, json.dumps({"resourceSpans": [{}]}).encode()),
         (JSON, b'{"resourceSpans": 1}'),
     ],

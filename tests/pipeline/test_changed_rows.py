@@ -212,7 +212,7 @@ def test_a_replay_is_what_it_was_when_it_was_begun(flow: Flow) -> None:
     for _ in range(2):  # it goes on, and then adds nothing
         assert run() == 20
         assert flow.written("queue") == sorted(str(i) for i in range(0, 40, 2))
-    with pytest.raises(Conflict, match=r"was begun with another --where.*another --id"):
+    with pytest.raises(Conflict, match=r"began with another --where.*another --id"):
         run(where="offset % 3 = 0")
     assert len(flow.written("queue")) == 20
 

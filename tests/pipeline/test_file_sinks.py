@@ -176,7 +176,7 @@ def test_steps_run_on_given_rows_and_are_previewed(
     wrong = penstock("test", file, "--input", given, "--expect", expect)
     assert wrong.exit_code == 1
     output = " ".join(wrong.stderr.split())
-    assert "there is no 'nothing'; there are orders, big, named, dead:orders" in output
+    assert "unknown view 'nothing'; the views are orders, big, named, dead:orders" in output
 
     write_topic("orders", [json.dumps(row).encode() for row in records[:3]])
     shown = penstock("preview", file, "--rows", 1, "--json")

@@ -51,7 +51,7 @@ def test_only_files_of_the_manifest_count_and_strays_are_removed(tmp_path: Path)
     assert lake.names() == [("topic", "a/b c")]
     assert lake.remove_strays(manifest) == 1
     assert [path.name for path in folder.iterdir()] == ["x-0.parquet"]
-    with pytest.raises(NotFound, match="holds no topic 'other'; it holds topic a/b c"):
+    with pytest.raises(NotFound, match="does not contain topic 'other'; it has topic a/b c"):
         lake.require("topic", "other")
 
 

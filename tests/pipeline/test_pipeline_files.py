@@ -703,7 +703,7 @@ def test_a_route_as_sink_is_the_topic_it_delivers_from(server) -> None:
     assert resolved(file).topic == f"out-{tag}"
     with pytest.raises(ConfigError, match="direct pushes only"):
         resolved(file.replace("hook-", "direct-"))
-    with pytest.raises(ConfigError, match="no export route 'nobody'"):
+    with pytest.raises(ConfigError, match="route 'nobody' does not exist"):
         resolved(file.replace(f"hook-{tag}", "nobody"))
 
 

@@ -477,7 +477,7 @@ def test_a_stream_waits_for_a_postgresql_that_is_away_and_says_so(
     assert "trying again for up to 60 s (option databaseTimeout)" in caplog.text
     assert "PostgreSQL answers again after" in caplog.text
     proxy.cut()
-    with pytest.raises(Unavailable, match="Give the option databaseTimeout more seconds"):
+    with pytest.raises(Unavailable, match="Raise the option databaseTimeout"):
         QueueStreamReader(options(proxy.url, databaseTimeout=0.2))
 
 

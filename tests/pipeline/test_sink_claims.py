@@ -294,7 +294,7 @@ async def test_a_push_of_a_task_stores_each_row_once_even_if_its_message_is_gone
         place = Commit("out", "app", 0, 0)
         items = [Item("out", b"%d" % i, f"p{i % 2}", f"app:{i}") for i in range(10)]
         await queues.sinks.claim(claim(0, 0, "a", "r"))
-        with pytest.raises(Conflict, match="has not come this far"):
+        with pytest.raises(Conflict, match="has not stored the rows before these"):
             await queues.sinks.push(place, 4, items[4:], last=True)
         assert await queues.sinks.push(place, 0, items[:4], last=False) == 4
         await queues.admin.clear("out")
@@ -371,5 +371,5 @@ def test_a_large_task_waits_while_others_come_and_then_says_what_it_needs(monkey
     monkeypatch.setattr(identity, "POLL_SECONDS", 0.01)
     assert wait_for_turn(Broker(first, second, Claimed("write")), asked).verdict == "write"
     monkeypatch.setattr(identity, "WAIT_SECONDS", 0.05)
-    with pytest.raises(Unavailable, match=r"tasks \[4\] have not come again.*as many cores as"):
+    with pytest.raises(Unavailable, match=r"tasks \[4\] have not run again.*as many cores as"):
         wait_for_turn(Broker(first, second), asked)

@@ -110,7 +110,7 @@ class History:
             if n % 5 == 0:
                 await c.execute("SELECT queue_lock($1, '{}', '{}')", ids)
             rows = await c.fetch(
-                "SELECT * FROM append($1, $2, $3, ARRAY[false], NULL, NULL, NULL, $4, $5)",
+                "SELECT * FROM append($1, $2, $3, false, NULL, NULL, NULL, $4, $5)",
                 ids,
                 [count * place for place in range(len(ids))],
                 [str(uuid4()) for _ in range(count * len(ids))],

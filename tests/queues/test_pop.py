@@ -375,7 +375,7 @@ async def test_a_first_pop_that_meets_pushes_in_every_partition_sees_them_when_t
     transaction = other.transaction()
     await transaction.start()
     await other.execute(
-        """SELECT * FROM append(ARRAY[$1::bigint], ARRAY[0], ARRAY['t'], ARRAY[true], NULL, NULL, NULL,
+        """SELECT * FROM append(ARRAY[$1::bigint], ARRAY[0], ARRAY['t'], true, NULL, NULL, NULL,
                                         '2'::bytea, ARRAY[1, 2])""",
         number,
     )

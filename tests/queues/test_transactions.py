@@ -170,7 +170,7 @@ async def test_what_commits_late_is_seen_by_reads_over_transaction_ids(database_
         await queues.push([Item("q", b"{}", "other")])
         other = await queues.catalog.partition("q", "other")
         await late.fetch(
-            """SELECT * FROM append(ARRAY[$1::bigint], ARRAY[0], ARRAY['late'], ARRAY[true],
+            """SELECT * FROM append(ARRAY[$1::bigint], ARRAY[0], ARRAY['late'], true,
                      ARRAY[NULL::uuid], ARRAY[NULL::text], ARRAY[NULL::text], '1'::bytea, ARRAY[1, 2])""",
             partition,
         )

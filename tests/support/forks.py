@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.config.load import parse_settings
 from penstock.server.forks import LATER, Forks, StartBroker
+from tests.support import leftovers
 
 
 class StartProcess(StartBroker):
@@ -34,6 +35,7 @@ class PlainForks(Forks):
         os.chdir(order.directory)
         for name in os.environ.keys() - order.env.keys():
             del os.environ[name]
+        leftovers.note_test()
         return process.main(json.dumps([None, order.flags | parse_settings(order.settings)]))
 
 

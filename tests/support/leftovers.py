@@ -135,11 +135,25 @@ def _command(process: psutil.Process) -> str:
         return "(ended)"
 
 
+def note_test() -> None:
+    """Remember the test that started this process, which was forked: others see the environment
+    of the process that it comes from.
+    """
+    if RUN in os.environ:
+        _note(os.getpid()).write_text(os.environ.get("PYTEST_CURRENT_TEST", "no test"))
+
+
+def _note(process: int) -> Path:
+    return Path(os.environ[RUN]) / f"test-of-{process}"
+
+
 def _test_of(process: psutil.Process) -> str:
     try:
-        return process.environ().get("PYTEST_CURRENT_TEST", "no test").partition(" (")[0]
+        name = process.environ().get("PYTEST_CURRENT_TEST", "no test")
     except psutil.NoSuchProcess:
         return "a test"
+    note = _note(process.pid)
+    return (note.read_text() if note.exists() else name).partition(" (")[0]
 
 
 def _mapped_segments() -> set[str]:

@@ -85,43 +85,22 @@ async def serving(  # noqa: PLR0913 - settings of every listener
         feeds = Feeds(KeepAlive(keep_alive))
         memory = RequestMemory(max_bodies) if max_bodies else None
         verifier = verifier_of(AuthSettings(enabled=True, **auth), metrics) if auth else None
+        parts = (topics, groups, metrics)
+        guards = {"verifier": verifier, "certificate": tls, "memory": memory}
         served = Served(
             topics,
             groups,
-            TcpServer(
-                TcpSettings(**{"port": 0, **(tcp or {})}),
-                topics,
-                groups,
-                metrics,
-                verifier=verifier,
-                certificate=tls,
-                memory=memory,
-            ),
-            KafkaServer(
-                KafkaSettings(**{"port": 0, **(kafka or {})}),
-                topics,
-                groups,
-                metrics,
-                verifier=verifier,
-                certificate=tls,
-                memory=memory,
-            ),
+            TcpServer(TcpSettings(**{"port": 0, **(tcp or {})}), *parts, **guards),
+            KafkaServer(KafkaSettings(**{"port": 0, **(kafka or {})}), *parts, **guards),
             HttpServer(
-                Router(
-                    [
-                        *routes_of(TopicsApi(topics, groups, feeds)),
-                        *routes_of(TopicGroupsApi(topics, groups)),
-                    ]
-                ),
+                Router(routes_of(TopicsApi(topics, groups, feeds), TopicGroupsApi(topics, groups))),
                 HttpSettings(port=0, **(http or {})),
                 metrics=metrics,
                 binding=Binding(tls),
             ),
             WebsocketServer(
                 WebsocketSettings(port=0, **(websocket or {})),
-                topics,
-                feeds,
-                metrics,
+                *(topics, feeds, metrics),
                 tls=tls.context if tls else None,
                 memory=memory,
             ),

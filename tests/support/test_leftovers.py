@@ -23,6 +23,12 @@ def test_leaves_a_process():
 def test_leaves_nothing():
     subprocess.run(["true"], check=True)
 """
+LEAVES_A_BROKER = """
+from tests.support.broker import BrokerProcess
+
+def test_leaves_a_broker(tmp_path):
+    BrokerProcess(tmp_path, database_url="postgresql://nobody@127.0.0.1:1/none").start()
+"""
 CONFTEST = """
 from tests.support import leftovers
 leftovers.GRACE_SECONDS = 1.0
@@ -37,6 +43,14 @@ def test_a_process_that_is_left_fails_the_run_and_is_named_with_its_test(tmp_pat
     assert "2 passed" in run.stdout
     (left,) = [line for line in run.stdout.splitlines() if line.startswith("process ")]
     assert left.endswith("::test_leaves_a_process: sleep 600")
+    until(lambda: not Path(f"/proc/{left.split()[1]}").exists(), 20, "it is killed all the same")
+
+
+def test_a_broker_that_is_left_is_named_with_its_test_though_it_was_forked(tmp_path):
+    run = run_pytest(tmp_path, LEAVES_A_BROKER)
+    assert run.returncode == 1, run.stdout
+    (left,) = [line for line in run.stdout.splitlines() if line.startswith("process ")]
+    assert "::test_leaves_a_broker: " in left
     until(lambda: not Path(f"/proc/{left.split()[1]}").exists(), 20, "it is killed all the same")
 
 

@@ -129,7 +129,7 @@ def _program(name: str, programs: Path | None) -> Path:
     path = (programs or BINARIES) / name
     if not path.exists():
         raise Unavailable(
-            f"there is no {path}: pip install 'penstock[server]', or name the directory of "
+            f"{path} does not exist: pip install 'penstock[server]', or name the directory of "
             "PostgreSQL's programs with --programs"
         )
     return path

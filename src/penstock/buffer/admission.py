@@ -25,7 +25,6 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Return the number of pushes that wait."""
         return len(self._waiting)
 
     def begin(self) -> None:

@@ -210,7 +210,6 @@ class Buffer:
 
     @property
     def healthy(self) -> bool:
-        """Return whether the database is up."""
         return self._database.healthy
 
     def accepts(self) -> bool:
@@ -446,7 +445,6 @@ class Buffer:
         self._ownership.release_unused(self.backlog.files)
 
     def replay_now(self) -> None:
-        """Wake the worker, which replays at once."""
         self._wake.set()
 
     async def retry_failed(self, *, now: bool = False) -> None:

@@ -28,6 +28,7 @@ from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
 
+MAX_BUFFER_MS = 3_600_000  # upper limit of a request's bufferMs
 EARLY = 0.8  # share of bufferMs after which a batch is committed, before an fsync is due
 
 
@@ -113,7 +114,7 @@ class Qos0:
         batch.keys |= keys_of(items)
         batch.file.events += len(items)
         batch.file.size = batch.handle.size
-        self._schedule(batch, buffer_ms / 1000, buffer_max)
+        self._schedule(batch, min(buffer_ms, MAX_BUFFER_MS) / 1000, buffer_max)
         return True
 
     async def flush(self) -> None:

@@ -55,7 +55,6 @@ class BufferStorage:
         return BufferFile(name, path), handle
 
     def encode(self, items: Iterable[Item]) -> list[bytes]:
-        """Return the items as lines of a file."""
         return encode(map(self._at_rest, items))
 
     def reserve(self, more: int) -> None:

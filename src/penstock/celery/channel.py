@@ -1,4 +1,4 @@
-"""A channel of kombu: what is declared, published and consumed, as queues, groups and partitions.
+"""A channel of kombu: declare, publish and consume through queues, groups and partitions.
 
 | kombu | Penstock |
 |---|---|
@@ -6,10 +6,10 @@
 | a queue with `x-max-priority` | a queue per priority step, all in one namespace |
 | a fanout exchange | a queue of its name; each bound queue is a group that starts at new messages |
 | a direct exchange that is not durable (for replies) | a queue; each routing key a partition |
-| another queue that goes with its connection (for replies) | a queue that is deleted |
+| another queue that ends with its connection (for replies) | a queue that is deleted |
 | unacknowledged | leased; the lease is renewed |
 | ack, reject, reject with requeue | completed, dead letter, retry |
-| the header `eta` of a task | the message is delivered then |
+| the header `eta` of a task | the time at which the message is delivered |
 """
 
 import logging
@@ -64,7 +64,7 @@ UNUSED_REPLIES_SECONDS = 86_400.0  # after which an empty one is deleted
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the messages of one of kombu's queues are."""
+    """The place of the messages of a kombu queue."""
 
     queue: str
     partition: str | None = None

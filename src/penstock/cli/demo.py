@@ -106,13 +106,8 @@ class Shop:
         destination = {"type": "http", "url": f"http://127.0.0.1:{port}/in", "timeout": "2s"}
         body = {"name": ROUTE, "source": {"topic": TOPIC}, "destination": destination}
         await self.ask("POST", "/api/v1/routes", body)
-        await self.client.schedules.create(
-            SCHEDULE,
-            cron="0 3 * * *",
-            timezone="Europe/Rome",
-            queue="demo-emails",
-            payload={"id": 0},
-        )
+        body = {"cron": "0 3 * * *", "timezone": "Europe/Rome", "queue": "demo-emails"}
+        await self.ask("PUT", f"/api/v1/schedules/{SCHEDULE}", body | {"payload": {"id": 0}})
         for address, seconds, failing in CONSUMERS:
             self._consume(address, seconds, failing)
 

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what will hurt a broker in production, each with the command that fixes it.
+"""`penstock doctor`: list what can fail in production, each with the command that fixes it.
 
 It asks the running broker for its effective configuration and figures. On the broker's machine it
 also reads PostgreSQL's settings and the data directory, with the configuration that `penstock
@@ -41,7 +41,7 @@ class DoctorFinding(NamedTuple):
 
 @dataclass
 class Examined:
-    """What is known about a broker: from its API, and on its machine from PostgreSQL and disk."""
+    """The figures of a broker from its API, and on its machine from PostgreSQL and the disk."""
 
     api: BrokerApi
     config: dict[str, str]  # key -> value, as `penstock config` shows it

@@ -22,7 +22,7 @@ class LiveFigures:
         self._now: dict[str, Any] = {}
 
     def take(self, seconds: float = RATE_SECONDS) -> dict[str, Any]:
-        """The figures as of `seconds` from now on."""
+        """Follow the broker's figures for `seconds`, and return the last ones."""
         try:
             if self._caller is None:
                 self._caller = self._api.caller(SILENCE_SECONDS)

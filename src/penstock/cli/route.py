@@ -347,6 +347,6 @@ def repair(
     Example: `penstock route repair lake --data-dir /var/lib/penstock`
     """
     report = asyncio.run(repair_queue(files.path(route)))
-    lost = report.events.get("lost_blocks", 0)
+    lost = report.events.get("fastqueue_lost_blocks_total", 0)
     text = f"{report.waiting_batches} batches wait, {lost} damaged ones were set aside"
     return View(to_builtins(report), [TextLine(text)])

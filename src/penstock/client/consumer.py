@@ -39,10 +39,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Generic, ParamSpec, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack
 
 from penstock.client.handlers import BoundHandler, Misfit
 from penstock.client.hooks import Hook
+from penstock.client.items import TakeOptions, check_names
 from penstock.client.messages import AckStatus, Address, DeadLetter, Message, Received, Retry
 from penstock.client.queues import LONG_POLL_SECONDS, Answer, QueueClient, received_late
 from penstock.client.rate import RateLimit
@@ -116,21 +117,16 @@ def backoff(
     return RetryPolicy(max_attempts, first, factor, longest, jitter, retry_on, dead_letter_on)
 
 
-class ConsumerOptions(TypedDict, total=False):
+class ConsumerOptions(TakeOptions, total=False):
     """The options of `Client.consumer`."""
 
     concurrency: int  # calls at the same time; default 1
-    batch: int  # messages per fetch; default 1
     batches: bool  # call the function with the whole batch, as a list
     timeout: float | None  # seconds that a call may take before it has failed; default: any time
     retry: RetryPolicy | None  # such as backoff(5); default: the queue's options decide
     rate: str | None  # the most messages this consumer begins, such as "100/s" or "30/min"
     group_rate: str | None  # the most messages that all consumers of the group begin together
     tracebacks: bool  # keep the traceback with a failure; default True
-    auto_ack: bool  # acknowledge on delivery: at most once
-    partitions: int  # the most partitions to take one batch from; default 1
-    subscription_mode: str | None  # where a new group starts: "all" or "new"
-    subscription_from: datetime | str | None  # where a new group starts: a time, or "now"
     name: str | None  # shown in the Console; default: host and process id
     prefetch: bool | None  # fetch while the function works; None: if it pays
     state: str | None  # the version of the state; the function's last argument is a `State`
@@ -176,30 +172,32 @@ class Consumer(Generic[P, R]):
         handler: Callable[P, R],
         *,
         concurrency: int = 1,
-        batch: int = 1,
         batches: bool = False,
         timeout: float | None = None,
         retry: RetryPolicy | None = None,
         rate: str | None = None,
         group_rate: str | None = None,
         tracebacks: bool = True,
-        auto_ack: bool = False,
-        partitions: int = 1,
-        subscription_mode: str | None = None,
-        subscription_from: datetime | str | None = None,
         name: str | None = None,
         prefetch: bool | None = None,
+        **fetching: Unpack[TakeOptions],
     ) -> None:
         """`prefetch` fetches the next batch while the function works on the current one: always
         (True), never (False), or (None) while the function takes longer than a fetch and less than
         a second.
         """
+        check_names(fetching, TakeOptions)
+        batch, auto_ack = fetching.get("batch", 1), fetching.get("auto_ack", False)
         if concurrency < 1 or batch < 1:
             raise InvalidRequest("a consumer needs a concurrency and a batch of at least 1")
         if retry is not None and auto_ack:
-            raise InvalidRequest("under auto_ack a message is gone when it is handed out: no retry")
+            raise InvalidRequest(
+                "auto_ack acknowledges messages on delivery: retry= is not possible"
+            )
         if prefetch and auto_ack:
-            raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
+            raise InvalidRequest(
+                "auto_ack acknowledges messages on delivery: prefetch would lose some"
+            )
         if timeout is not None and timeout <= 0:
             raise InvalidRequest(f"a timeout is more than 0 seconds, not {timeout:g}")
         if rate is not None and group_rate is not None:
@@ -226,14 +224,7 @@ class Consumer(Generic[P, R]):
         # its share depends on how many consumers the group has, which `HealthReporter` asks for
         self.shared_rate = self._rate if group_rate is not None else None
         self._prefetch = False if auto_ack else prefetch
-        self._options: dict[str, Any] = {  # of every pop
-            "wait": LONG_POLL_SECONDS,
-            "batch": batch,
-            "auto_ack": auto_ack,
-            "partitions": partitions,
-            "subscription_mode": subscription_mode,
-            "subscription_from": subscription_from,
-        }
+        self._batch, self._fetching = batch, fetching
         self._threads: ThreadPoolExecutor | None = None
         self._stopping = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
@@ -276,7 +267,7 @@ class Consumer(Generic[P, R]):
             "ready: %s, concurrency %d, batch %d, prefetch %s",
             self.address,
             self.concurrency,
-            self._options["batch"],
+            self._batch,
             {True: "on", False: "off", None: "while it pays"}[self._prefetch],
             extra=self._extra(),
         )
@@ -381,13 +372,16 @@ class Consumer(Generic[P, R]):
     def _poll(self, last: Done | None) -> "asyncio.Future[list[Message]]":
         """Request the next messages, and send the outcome of the previous one with it."""
         if last is None:
-            asked = self._client.pop(self.address, retry_for=0.0, **self._options)
+            asked = self._client.pop(
+                self.address, wait=LONG_POLL_SECONDS, retry_for=0.0, **self._fetching
+            )
         else:
             asked = self._client._ack_and_pop(
                 self.address,
                 [(last[0], last[1].answer(self.name))],
                 self._note_acked,
-                **self._options,
+                wait=LONG_POLL_SECONDS,
+                **self._fetching,
             )
         return asyncio.ensure_future(asked)
 
@@ -615,7 +609,7 @@ class Consumer(Generic[P, R]):
             log.warning("%s: %s", self.address, refused, extra=self._extra())
         except PenstockError as failure:
             log.warning(
-                "%s: messages could not be acknowledged and will come again: %s",
+                "%s: messages could not be acknowledged and will be delivered again: %s",
                 self.address,
                 failure,
                 extra=self._extra(),

@@ -139,7 +139,7 @@ def _decoder(wanted: Any, batches: bool, function: Handler) -> Decode | None:
         try:
             return decode(text)
         except ValueError as error:  # of msgspec and of pydantic alike
-            raise Misfit(f"the payload is no {name}: {error}") from error
+            raise Misfit(f"the payload does not fit {name}: {error}") from error
 
     return checked
 

@@ -30,6 +30,22 @@ class PushOptions(MessageOptions, total=False):
     trace_id: str | None  # a UUID that belongs to the message
 
 
+class TakeOptions(TypedDict, total=False):
+    """The options by which messages are fetched: those of `pop`, `take` and consumers."""
+
+    batch: int  # messages per fetch; default 1
+    auto_ack: bool  # acknowledge on delivery: at most once
+    partitions: int  # the most partitions to take one batch from; default 1
+    subscription_mode: str | None  # where a new group starts: "all" or "new"
+    subscription_from: datetime | str | None  # where a new group starts: a time, or "now"
+
+
+def check_names(options: Mapping[str, Any], known: Any) -> None:
+    """Raise `TypeError` for an option that the TypedDict `known` does not have."""
+    for name in options.keys() - known.__optional_keys__:
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
 def new_item(
     address: str | Address,
     payload: Any,

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from penstock.contract.deliveries import Acked
 from penstock.errors import InvalidRequest
 from penstock.net.addresses import resource
 from penstock.protocol.names import QUEUE_MODE
@@ -139,11 +140,12 @@ M = TypeVar("M", bound=Received)
 
 
 class Popped(msgspec.Struct, Generic[M]):
-    """What a pop brought: messages of one queue."""
+    """The result of a pop: messages of one queue."""
 
     messages: list[M] = []
     queue: str = ""
     source: int = 0  # which of the sources of a pop over several queues
+    acknowledged: list[Acked] = []  # the results of the acks that came with the pop
 
 
 class Retry(Exception):

@@ -23,7 +23,9 @@ from penstock.client.items import (
     Item,
     MessageOptions,
     PushOptions,
+    TakeOptions,
     ack_item,
+    check_names,
     new_item,
     storable,
 )
@@ -83,12 +85,7 @@ class _Refused(msgspec.Struct):
     results: list[Pushed] = []
 
 
-class _Acknowledged(msgspec.Struct):
-    acknowledged: list[Acked]
-
-
 _refused, _later = msgspec.json.Decoder(_Refused), msgspec.json.Decoder(Later)
-_acknowledged = msgspec.json.Decoder(_Acknowledged)
 
 
 class QueueClient:
@@ -143,6 +140,7 @@ class QueueClient:
         """Push several messages, in order. Headers, delay and time apply to each of them. More
         messages than fit into one request are sent in several.
         """
+        check_names(options, MessageOptions)  # a transaction id is of one message
         items = [new_item(address, payload, **options) for payload in payloads]
         results: list[Pushed] = []
         for begin in range(0, len(items), MAX_ITEMS):
@@ -206,25 +204,21 @@ class QueueClient:
         if reason and address not in self._missing and len(self._missing) < MAX_REPORTED:
             self._missing.add(address)
             log.warning(
-                "nothing to take from %s: %s (a queue is made by its first push)", address, reason
+                "nothing to take from %s: %s (the first push creates a queue)", address, reason
             )
 
     # Pop and ack
 
-    async def pop(  # noqa: PLR0913 public, by keyword
+    async def pop(
         self,
         address: Addresses | None = None,
         *,
-        batch: int = 1,
         wait: float = 0.0,
-        auto_ack: bool = False,
-        partitions: int = 1,
         namespace: str | None = None,
         task: str | None = None,
-        subscription_mode: str | None = None,
-        subscription_from: datetime | str | None = None,
         renew: bool = True,
         retry_for: float | None = None,
+        **options: Unpack[TakeOptions],
     ) -> list[Message]:
         """Fetch up to `batch` messages. Returns an empty list if none arrive within `wait` seconds.
 
@@ -233,23 +227,26 @@ class QueueClient:
         several addresses, messages come from the first that has some. Without an address, they come
         from any queue of the namespace or task.
         """
-        options: dict[str, Any] = {
-            "auto_ack": auto_ack,
-            "partitions": partitions,
-            "subscription_mode": subscription_mode,
-            "subscription_from": subscription_from,
-        }
+        check_names(options, TakeOptions)
+        auto_ack = options.get("auto_ack", False)
         method, body = "GET", b""
         if address is None or isinstance(address, str | Address):
             where = Address.parse(address) if address is not None else None
             if where is None and not (namespace or task):
                 raise InvalidRequest("name a queue, a namespace or a task to take messages from")
-            about: dict[str, Any] = {"namespace": namespace, "task": task}
-            target = _pop_target(where, wait=wait, batch=batch, **about, **options)
+            target = _pop_target(where, wait, options, namespace=namespace, task=task)
         else:
-            options["subscription_from"] = iso_time(subscription_from)
             sources = [
-                PopSource(batch, one.group, queue=one.queue, partition=one.partition, **options)
+                PopSource(
+                    options.get("batch", 1),
+                    one.group,
+                    auto_ack,
+                    options.get("partitions"),
+                    options.get("subscription_mode"),
+                    iso_time(options.get("subscription_from")),
+                    queue=one.queue,
+                    partition=one.partition,
+                )
                 for one in map(Address.parse, address)
             ]
             method, target = operations.POP_ANY.method, operations.POP_ANY.path
@@ -277,7 +274,7 @@ class QueueClient:
         acked: Callable[[Sequence[Acked]], None],
         *,
         wait: float,
-        **options: Any,
+        **options: Unpack[TakeOptions],
     ) -> list[Message]:
         """Acknowledge messages of the address's group and fetch the next ones, in one request, with
         the options of `pop`. `acked` is called with the results of the acknowledgements.
@@ -286,7 +283,7 @@ class QueueClient:
         ack is safe.
         """
         where = Address.parse(address)
-        target = _pop_target(where, wait=wait, **options)
+        target = _pop_target(where, wait, options)
         self._leases.drop(message for message, _ in answers)
         started = tracing.now()
         answer = await self._brokers.ask(
@@ -297,15 +294,20 @@ class QueueClient:
             retry_for=0.0,
             polling=wait > 0,
         )
-        check(answer)
-        acked(understood(_acknowledged.decode, answer.body).acknowledged)
-        return self._messages_of(answer, str(where), started, renew=True)
+        return self._messages_of(answer, str(where), started, renew=True, acked=acked)
 
     def _messages_of(
-        self, answer: HttpAnswer, source: str, started: int, *, renew: bool
+        self,
+        answer: HttpAnswer,
+        source: str,
+        started: int,
+        *,
+        renew: bool,
+        acked: Callable[[Sequence[Acked]], None] = lambda _: None,
     ) -> list[Message]:
         check(answer)
         popped = understood(self._decode_popped, answer.body) if answer.body else Popped()
+        acked(popped.acknowledged)
         if not popped.messages:
             self._report_missing(source, answer.headers.get("empty-reason"))
             return []
@@ -321,18 +323,14 @@ class QueueClient:
         tracing.received(popped.messages, started)
         return popped.messages
 
-    async def take(  # noqa: PLR0913 public, by keyword
+    async def take(
         self,
         address: Addresses,
         *,
-        batch: int = 1,
-        auto_ack: bool = False,
         limit: int | None = None,
         idle: float | None = None,
-        partitions: int = 1,
-        subscription_mode: str | None = None,
-        subscription_from: datetime | str | None = None,
         prefetch: bool = False,
+        **options: Unpack[TakeOptions],
     ) -> AsyncGenerator[Message, None]:
         """Iterate over messages: `async for message in client.take("orders@billing")`, or of
         several queues: `client.take(["orders@billing", "mail"])`. These take turns.
@@ -349,8 +347,9 @@ class QueueClient:
         The loop continues when brokers restart. It raises `Unavailable` if no broker answers for
         the client's `retry_for`.
         """
+        batch, auto_ack = options.get("batch", 1), options.get("auto_ack", False)
         if prefetch and auto_ack:
-            raise InvalidRequest("under auto_ack what is fetched ahead would be lost: no prefetch")
+            raise InvalidRequest("auto_ack acknowledges on delivery: prefetch would lose messages")
         most = inf if limit is None else limit
         given = 0
         remaining: list[Message] = []
@@ -361,15 +360,8 @@ class QueueClient:
             nonlocal address
             if not isinstance(address, str | Address):
                 address = [*address[1:], *address[:1]]
-            return self._next_batch(
-                address,
-                inf if idle is None else clock() + idle,
-                batch=int(min(batch, wanted)),
-                auto_ack=auto_ack,
-                partitions=partitions,
-                subscription_mode=subscription_mode,
-                subscription_from=subscription_from,
-            )
+            some: TakeOptions = {**options, "batch": int(min(batch, wanted))}
+            return self._next_batch(address, inf if idle is None else clock() + idle, some)
 
         try:
             while given < most:
@@ -406,7 +398,7 @@ class QueueClient:
         return messages
 
     async def _next_batch(
-        self, address: Addresses, stop_at: float, **options: Any
+        self, address: Addresses, stop_at: float, options: TakeOptions
     ) -> list[Message]:
         clock = asyncio.get_running_loop().time
         failing_since: float | None = None
@@ -420,7 +412,7 @@ class QueueClient:
                 # `auto_ack` says.
                 now = clock()
                 failing_since = now if failing_since is None else failing_since
-                if not options["auto_ack"] or now - failing_since >= self._brokers.retry_for:
+                if not options.get("auto_ack") or now - failing_since >= self._brokers.retry_for:
                     raise
                 log.warning("taking from %s resumes after: %s", address, error)
                 await asyncio.sleep(min(0.1, self._brokers.retry_for))
@@ -531,21 +523,16 @@ async def received_late(fetch: "asyncio.Future[list[Message]]") -> list[Message]
 
 
 def _pop_target(
-    where: Address | None,
-    *,
-    wait: float,
-    auto_ack: bool,
-    partitions: int,
-    subscription_mode: str | None,
-    subscription_from: datetime | str | None,
-    **query: str | int | None,
+    where: Address | None, wait: float, options: TakeOptions, **query: str | int | None
 ) -> str:
     """Return the path and query of a pop."""
+    partitions = options.get("partitions", 1)
     query |= {
-        "autoAck": "true" if auto_ack else None,
+        "batch": options.get("batch", 1),
+        "autoAck": "true" if options.get("auto_ack") else None,
         "partitions": partitions if partitions > 1 else None,
-        "subscriptionMode": subscription_mode,
-        "subscriptionFrom": iso_time(subscription_from),
+        "subscriptionMode": options.get("subscription_mode"),
+        "subscriptionFrom": iso_time(options.get("subscription_from")),
         "consumerGroup": where.group if where is not None else None,
     }
     named = {name: value for name, value in query.items() if value}

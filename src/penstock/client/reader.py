@@ -200,7 +200,7 @@ class Reader:
         info = await self._info()
         if offset > info.next_offset:
             raise InvalidOffset(
-                f"offset {offset} of topic {self.topic!r} lies past its end, {info.next_offset}"
+                f"offset {offset} of topic {self.topic!r} is beyond its end, {info.next_offset}"
             )
         return info.first_offset
 

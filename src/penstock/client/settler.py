@@ -109,7 +109,9 @@ class Settler:
         atexit.unregister(self._close_at_exit)
         self._thread.join(max(0.1, deadline - time.monotonic()))
         if lost:
-            log.warning("%d acknowledgements were not sent: their messages come again", lost)
+            log.warning(
+                "%d acknowledgements were not sent: their messages will be delivered again", lost
+            )
 
     def _close_at_exit(self) -> None:
         self.close(1.0)
@@ -142,6 +144,9 @@ class Settler:
                 log.warning("acknowledgements wait for a broker: %s", error)
                 with self._changed:
                     self._outcomes.extendleft(reversed(outcomes))
+                    for name, _ in due:
+                        if name in self._leases:
+                            self._leases[name].due = 0.0  # renew it as soon as a broker answers
                     self._sending, self._stuck = 0, True
                     self._changed.notify_all()
                     self._changed.wait_for(lambda: self._closed, PAUSE_SECONDS)
@@ -206,7 +211,7 @@ class Settler:
         refused = [result for result in results if not result["success"]]
         if refused:
             log.warning(
-                "%d messages come again, their lease was lost: %s",
+                "%d messages will be delivered again, their lease was lost: %s",
                 len(refused),
                 refused[0].get("error"),
             )
@@ -218,4 +223,4 @@ class Settler:
             with self._changed:
                 lost = self._leases.pop(lease, None)
             if lost is not None and lost.open:
-                log.warning("a lease was lost: %d messages come again", len(lost.open))
+                log.warning("a lease was lost: %d messages will be delivered again", len(lost.open))

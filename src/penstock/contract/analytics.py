@@ -36,7 +36,8 @@ class AnalyticsPoint(Noun, kw_only=True):
     topic: str | None
     pushed: int
     bytes: int
-    acked: int
+    completed: int
+    acked: int  # former name of `completed`, for one more release
     failed: int
     retried: int
     dead_letters: int

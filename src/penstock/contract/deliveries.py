@@ -142,16 +142,6 @@ class PushBody(msgspec.Struct, rename="camel"):
     }
 
 
-class StrictPushItem(PushItem, gc=False, forbid_unknown_fields=True):
-    """An item without other fields."""
-
-
-class StrictPushBody(PushBody, forbid_unknown_fields=True):
-    """A body without other fields."""
-
-    items: list[StrictPushItem]  # type: ignore[assignment]
-
-
 class Pushed(msgspec.Struct, eq=False):
     """The result of pushing one message. `status` is `queued`, `scheduled` (until
     `deliver_at`), `duplicate` (its transaction id is already stored), `buffered` or `failed`.
@@ -260,20 +250,6 @@ class ExtendBody(msgspec.Struct):
     seconds: int | None = None
 
     texts: ClassVar = {"seconds": "seconds must be a whole number"}
-
-
-class StrictAckItem(AckItem, gc=False, forbid_unknown_fields=True):
-    """An acknowledgement without other fields."""
-
-
-class StrictAckBody(AckBody, forbid_unknown_fields=True):
-    """A body without other fields."""
-
-
-class StrictAckBatchBody(AckBatchBody, forbid_unknown_fields=True):
-    """A body without other fields."""
-
-    acknowledgments: list[StrictAckItem]  # type: ignore[assignment]
 
 
 class PopAnswer(msgspec.Struct, rename="camel"):

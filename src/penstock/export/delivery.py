@@ -35,6 +35,7 @@ from penstock.export.telemetry import RouteMetrics
 
 log = logging.getLogger("penstock.export")
 LATENCY_WEIGHT = 0.2
+CHEAP_BYTES = 16 << 10  # fewer are prepared at once, without a trip to the pool
 Prepared = tuple[OutgoingBatch, Any]  # a batch, and what `prepare` returned for it
 
 
@@ -82,7 +83,7 @@ class BatchDelivery:
         return OutgoingBatch(key, block.body, block.records, block.encoding, block.compression)
 
     async def _prepare(self, batch: OutgoingBatch) -> Any:
-        if self._destination.is_cheap(batch):
+        if len(batch.body) < CHEAP_BYTES:
             return self._destination.prepare(batch)
         return await self._context.in_pool(self._destination.prepare, batch)
 

@@ -1,8 +1,7 @@
 """Read the top-level fields of a protobuf message.
 
-Telemetry requests are not decoded further. The fields are enough to reject bytes that are not
-protobuf, to split a request that is too large between two elements of a repeated field, and to read
-an answer.
+Telemetry requests are not decoded. The fields are enough to reject bytes that are not protobuf, to
+split a request that is too large between two elements of a repeated field, and to read an answer.
 """
 
 from collections.abc import Iterator
@@ -50,9 +49,8 @@ def fields(message: bytes) -> Iterator[Field]:
         at = end
 
 
-def text_field(number: int, text: str) -> bytes:
-    """Encode a field of type string."""
-    data = text.encode()
+def bytes_field(number: int, data: bytes) -> bytes:
+    """Encode a field of type bytes, string or message."""
     return _encode_varint(number << 3 | BYTES) + _encode_varint(len(data)) + data
 
 

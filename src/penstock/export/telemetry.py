@@ -70,20 +70,6 @@ LABELLED_COUNTERS = {
     "queue_dropped_records_total": ("Records dropped, by reason", "reason"),
     "queue_retry_failure_total": ("Failed sends, by type of error", "error_type"),
 }
-EVENTS = {  # events of the files and books of a queue
-    "accepted": "queue_accepted_records_total",
-    "delivered": "queue_delivered_records_total",
-    "dead_lettered": "queue_dead_lettered_records_total",
-    "meta_sync": "fastqueue_meta_sync_total",
-    "rotation": "fastqueue_chunk_rotations",
-    "flush": "fastqueue_inmemory_flushes",
-    "fsync_failed": "fastqueue_fsync_failed_total",
-    "quarantined": "fastqueue_quarantined_total",
-    "lost_blocks": "fastqueue_lost_blocks_total",
-    "torn_bytes": "fastqueue_torn_bytes_total",
-    "disk_full": "queue_disk_full_total",
-}
-LOSSES = ("crash", "damaged", "source_gap")  # reasons of drops that no policy or person decided
 RATE_SECONDS = 30.0  # over which rates are averaged
 GAUGES_SECONDS = 0.01  # for which the answers of the routes are cached
 
@@ -136,25 +122,12 @@ class RouteMetrics:
 
     def __init__(self, counters: Mapping[str, Counter], route: str) -> None:
         self._counters = counters
-        self._events = {event: counters[name] for event, name in EVENTS.items()}
         self._route = route
         for name in COUNTERS:
             self.add(name, 0)  # create the series before the first event, for rates
 
     def add(self, name: str, amount: float = 1, *labels: str) -> None:
         self._counters[name].add(amount, self._route, *labels)
-
-    def event(self, name: str, amount: int) -> None:
-        """Count an event of the queue's files and books."""
-        if counter := self._events.get(name):
-            counter.add(amount, self._route)
-        elif name.startswith("dropped_batches_"):
-            self.add("queue_dropped_total", amount, name.removeprefix("dropped_batches_"))
-        elif name.startswith("dropped_"):
-            reason = name.removeprefix("dropped_")
-            self.add("queue_dropped_records_total", amount, reason)
-            if reason in LOSSES:
-                self.add("data_loss_total", amount)
 
 
 class Rate:

@@ -89,7 +89,7 @@ class LogReader:
         """
         first, end = self._segments.first, self._segments.active.end
         if strict and not first <= offset <= end:
-            raise InvalidOffset(f"offset {offset} lies outside {first} to {end}")
+            raise InvalidOffset(f"offset {offset} is outside {first} to {end}")
         if offset < first:
             place = self.lost_at(offset)
             # ignore the loss if retention has deleted more since

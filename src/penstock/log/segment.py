@@ -122,11 +122,14 @@ class Raw:
         return self.file.read_at(self.position, self.length) if self.file is not None else b""
 
 
-class FetchedBatches(NamedTuple):
+@dataclass(slots=True)
+class FetchedBatches:
     """Record batches as bytes. The first one contains the requested offset, or follows it."""
 
     data: bytes
+    first_offset: int
     next_offset: int  # where the next read continues
+    count: int  # of the records
 
 
 class StoredBatch(NamedTuple):

@@ -297,7 +297,6 @@ async def push_to_ack(queues: Queues) -> Latencies:
 
 
 def preview_of(payload: bytes) -> str:
-    """Return the beginning of a payload as text."""
     return payload[: 4 * PREVIEW].decode(errors="replace")[:PREVIEW]
 
 

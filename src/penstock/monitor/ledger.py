@@ -19,21 +19,20 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
     pairs = [(queue, group) for queue in queues for group in queue.groups]
     rows = []
     if pairs:
-        rows.append(
-            {
-                "part": "queues",
-                "accepted": sum(queue.figures.pushed for queue, _ in pairs),
-                "completed": sum(group.completed for _, group in pairs),
-                "dead": sum(group.dead_letters for _, group in pairs),
-                "dropped": sum(group.dropped for _, group in pairs),
-                "waiting": sum(group.waiting for _, group in pairs),
-                "skipped": sum(group.skipped for _, group in pairs),
-                "agrees": None if any(group.skipped for _, group in pairs) else True,
-            }
-        )
+        groups = [group for _, group in pairs]
+        row: dict[str, Any] = {
+            "part": "queues",
+            "accepted": sum(queue.figures.pushed for queue, _ in pairs),
+            "completed": sum(group.completed for group in groups),
+            "dead": sum(group.dead_letters for group in groups),
+            "dropped": sum(group.dropped for group in groups),
+            "waiting": sum(group.waiting for group in groups),
+            "skipped": sum(group.skipped for group in groups),
+        }
+        rows.append(row | {"agrees": None if any(group.skipped for group in groups) else True})
     books = [route.queue.accounting for route in routes if route.queue]
     if books:
-        row: dict[str, Any] = {
+        row = {
             "part": "routes",
             "accepted": sum(book.accepted for book in books),
             "delivered": sum(book.delivered for book in books),

@@ -30,10 +30,6 @@ class Mending:
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
 
-    async def payload(self, partition_id: str, transaction_id: str) -> bytes:
-        """Return the payload of a stored message, byte by byte."""
-        return bytes((await self._queues.messages.detail(partition_id, transaction_id)).payload)
-
     async def copy(self, partition_id: str, transaction_id: str, who: str | None) -> ItemOutcome:
         """Push the same payload and headers to the end of the message's partition."""
         message = await self._queues.messages.detail(partition_id, transaction_id)

@@ -17,7 +17,6 @@ MIN_ID = 4  # characters; a shorter text is not looked up as a transaction id
 
 
 def view_path(*parts: str) -> str:
-    """Return the address of a view in the Console."""
     return "".join(f"/{quote(part, safe='')}" for part in parts)
 
 

@@ -42,5 +42,4 @@ class TopicRates:
         return rates[-1] if rates else None
 
     def recent(self, topic: str) -> list[float]:
-        """Return the last rates, the newest last."""
         return list(self._rates.get(topic, ()))

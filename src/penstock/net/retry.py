@@ -12,10 +12,9 @@ class Backoff:
         self._next = first
 
     def reset(self) -> None:
-        """Start again with the first delay."""
         self._next = self._first
 
     def delay(self) -> float:
-        """Return the seconds to wait before the next attempt."""
+        """Return the seconds before the next attempt."""
         delay, self._next = self._next, min(self._next * 2, self._most)
         return delay * random.uniform(0.5, 1.0)

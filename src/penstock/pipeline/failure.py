@@ -1,4 +1,4 @@
-"""What went wrong, in a line or two: the innermost cause, without Spark's stack."""
+"""Describe a failure in a line or two: the innermost cause, without Spark's stack."""
 
 import re
 import traceback
@@ -15,7 +15,7 @@ class PipelineFailed(PenstockError):
 
 
 def step_failed(name: str, error: Exception) -> ConfigError:
-    """A step could not be built: which, why, and the line of a user's function that raised."""
+    """Describe why a step could not be built, with the line of the user's function that raised."""
     frames = traceback.extract_tb(error.__traceback__)
     last = [frame for frame in frames if "site-packages" not in frame.filename][-1:]
     users = [frame for frame in last if "/penstock/pipeline/" not in frame.filename]
@@ -25,7 +25,7 @@ def step_failed(name: str, error: Exception) -> ConfigError:
 
 
 def _chain(error: BaseException | None) -> Iterator[str]:
-    """What Spark says, and what that came from: the only reason of a write not even aborted."""
+    """Yield Spark's message and those of its causes, which have the reason of a failed write."""
     for _ in range(8):
         if error is None:
             return

@@ -35,8 +35,9 @@ SHOWN_CHARACTERS = 100  # characters of a value in a reason
 
 
 def typed(frame: Any, schema: str) -> Any:
-    """The payload's fields as columns, `_corrupt` with the text of a record that does not fit,
-    `_reason` with why, where it came from, and with keys `_tombstone`: whether it deletes its key.
+    """Return the payload's fields as columns, with the origin of each record, `_corrupt` (the text
+    of a record that does not fit) and `_reason` (why). With keys, `_tombstone` says whether the
+    record deletes its key.
 
     `frame` is what a topic or queue source gives; its other columns stay, with an underscore before
     their names, unless the schema has a field of that name.
@@ -65,7 +66,7 @@ def typed(frame: Any, schema: str) -> Any:
 
 
 def parsed_fields(frame: Any, target: Any, names: dict[str, str]) -> Any:
-    """The frame's own columns, then the payload's fields under the names given and `_reason`."""
+    """Return the frame's own columns, the payload's fields under the given names, and `_reason`."""
     judged = _judged(frame, target, [f.col(name) for name in frame.columns])
     return judged.select(
         *frame.columns,
@@ -75,7 +76,7 @@ def parsed_fields(frame: Any, target: Any, names: dict[str, str]) -> Any:
 
 
 def _judged(frame: Any, target: Any, kept: list[Any]) -> Any:
-    """The columns to keep, `_text`, `_fields` with the payload's fields, and `_reason`."""
+    """Return the columns to keep, `_text`, `_fields` with the payload's fields, and `_reason`."""
     text = f.col("payload").cast("string")
     parsed = f.from_json(
         "_text",
@@ -95,7 +96,7 @@ def _judged(frame: Any, target: Any, kept: list[Any]) -> Any:
 
 
 def _widened(kind: Any) -> Any:
-    """The type with room for all digits of decimals, and no column that must not be null."""
+    """Return the type with room for all digits of decimals, and with all columns nullable."""
     if isinstance(kind, t.StructType):
         return t.StructType(
             [t.StructField(one.name, _widened(one.dataType)) for one in kind.fields]
@@ -112,7 +113,7 @@ def _widened(kind: Any) -> Any:
 def _misfit(
     value: Any, kind: Any, leaf: type | tuple[type, ...], test: Callable[[Any, Any], Any]
 ) -> Any:
-    """Whether `test` holds for any value of type `leaf` inside; None when there cannot be one."""
+    """Return whether `test` holds for a value of type `leaf` inside; None if there can be none."""
     if isinstance(kind, leaf):
         return f.coalesce(test(value, kind), f.lit(False))
     if isinstance(kind, t.StructType):
@@ -139,7 +140,7 @@ def _rounded(value: Any, kind: Any) -> Any:
 
 
 def _reason(target: Any, whole: Any) -> Any:
-    """Why a record does not fit, null if it does. Expensive questions are for bad ones."""
+    """Return why a record does not fit; null if it does. Only bad records cost much."""
     text, parsed = f.col("_text"), f.col("_parsed")
     alone = f.try_parse_json(text)
     sound = parsed.isNotNull() & parsed[CORRUPT].isNull()
@@ -167,14 +168,14 @@ def _reason(target: Any, whole: Any) -> Any:
 
 
 def _given(name: str) -> Any:
-    """A field's value as the record has it, as text; None for a name that has no path."""
+    """Return a field's value as text, as the record has it; None for a name without a path."""
     if set(name) & set("'\\"):
         return None
     return f.try_variant_get("_pair", f"$[0]['{name}']", "string")
 
 
 def _mismatch(target: Any) -> Any:
-    """Which field is not of its type: it has a value in the record and none in the columns."""
+    """Return the field of a wrong type: it has a value in the record and none in the columns."""
     kind = f.schema_of_variant(f.try_variant_get("_pair", "$[0]", "variant"))
     reason = f.when(~f.startswith(kind, f.lit("OBJECT")), "the payload is not a JSON object")
     for field in target.fields:
@@ -189,7 +190,7 @@ def _mismatch(target: Any) -> Any:
 
 
 def dead_letters(frame: Any, source: str) -> Any:
-    """The records of a `typed` frame that did not fit, as JSON with the reason and their origin."""
+    """Return the records of a `typed` frame that did not fit, as JSON with reason and origin."""
     meta_columns = {f"_{meta}" for names in META.values() for meta in names}
     origin = [f.col(name).alias(name[1:]) for name in frame.columns if name in meta_columns]
     bad = frame.where(f.col(CORRUPT).isNotNull())
@@ -197,6 +198,6 @@ def dead_letters(frame: Any, source: str) -> Any:
 
 
 def dead_letter(source: str, origin: list[Any], payload: Any) -> Any:
-    """The column `payload` of a dead letter: JSON with the reason and the record's origin."""
+    """Return the column `payload` of a dead letter: JSON with the reason and the origin."""
     reason, where = f.col(REASON).alias("reason"), f.lit(source).alias("source")
     return f.to_json(f.struct(reason, where, *origin, payload.alias("payload"))).alias("payload")

@@ -86,8 +86,9 @@ def _moment(value: str) -> int:
 
 
 def _moments(value: str) -> dict[str, int]:
-    """A moment per topic. In Kafka's form a topic has a moment per partition; here a label such as
-    orders/3 names a partition, and "0" is the topic's first."""
+    """Return a time per topic. Kafka's form has a time per partition; here a label such as orders/3
+    names a partition, and "0" is the topic's first.
+    """
     if not (given := _json_object(value)):
         raise ValueError
     moments = {}

@@ -51,7 +51,7 @@ class DeadLetterTarget(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     queue: str | None = None
 
 
-STATIC = ("table", "parquet", "jdbc")  # sources that are tables, beside the stream
+STATIC = ("table", "parquet", "jdbc")  # sources that are tables, not streams
 SOURCES = ("topic", "topicPattern", "queue", *STATIC)
 SINKS = ("topic", "queue", "parquet", "route", "table", "postgres", "format", "foreachBatch")
 
@@ -86,7 +86,7 @@ class PipelineSource(Place, forbid_unknown_fields=True, kw_only=True):
     jdbc: str | None = None  # a JDBC URL; `options` name the table or the query
     format: str = "raw"  # or json
     schema: str | None = None  # of the JSON, as in a CREATE TABLE: "id BIGINT, at TIMESTAMP"
-    columns: list[Literal["key", "partition", "headers"]] = []  # of a topic, beside the usual ones
+    columns: list[Literal["key", "partition", "headers"]] = []  # further columns of a topic
     deadLetter: DeadLetterTarget | None = None  # noqa: N815
     watermark: dict[str, str] = {}  # a time column and how late it may be: {at: 10 minutes}
     refresh: int = 1  # of a table: read it again every so many batches; 0: once per run
@@ -254,7 +254,7 @@ def _mistakes(pipeline: PipelineFile) -> Iterator[str]:
     for name in names:
         if not NAME.fullmatch(name):
             yield f"{name!r} cannot be a view's name: letters, digits and underscores"
-        # to Spark they are the same in any case
+        # Spark ignores case
         if sum(name.lower() == other.lower() for other in names) > 1:
             yield f"two sources or steps are named {name}"
     for step in pipeline.steps:
@@ -313,7 +313,7 @@ def sink_place(name: str) -> str:
 def source_kind(
     pipeline: PipelineFile, source: PipelineSource
 ) -> tuple[type[ReachOptions] | None, dict[str, Any]]:
-    """The struct and the values of a source's options; None for what Spark itself reads."""
+    """Return the struct and the values of a source's options; None if Spark itself reads it."""
     if source.static:
         return None, source.options
     given = {"group": pipeline.name, **source.options}
@@ -331,7 +331,7 @@ def source_kind(
 def sink_kind(
     pipeline: PipelineFile, sink: PipelineSink, app: str
 ) -> tuple[type[SinkOptions] | None, dict[str, Any]]:
-    """The struct and the values of a sink's options; None for what Spark itself writes."""
+    """Return the struct and the values of a sink's options; None if Spark itself writes it."""
     if not (sink.topic or sink.queue):
         return None, sink.options
     options = {"appId": app, "url": pipeline.url, "broker": pipeline.broker}

@@ -1,10 +1,10 @@
-"""From a pipeline's description to Spark's frames and queries. A run and its validation go the same
-way: `build` makes everything that is before the first batch, and refuses what cannot run.
+"""Build Spark's frames and queries from a pipeline's description. A run and its validation both use
+`build`: it makes everything that comes before the first batch, and rejects what cannot run.
 
-Usually a sink is a query of its own. Where several sinks hang on one step, and where a stream is
-joined with tables that are read again, one query computes a batch up to there (its `cut`), and the
-rest is done with that batch, kept in memory: the steps behind it, and each sink in turn. A sink
-still recognises its batch when it comes again, so each writes exactly once.
+Usually each sink has a query of its own. If several sinks share a step, or a stream is joined with
+tables that are read again, one query computes a batch up to that point (its `cut`) and keeps it in
+memory. The steps after the cut, and each sink in turn, use that batch. Each sink recognizes a
+repeated batch, so each writes exactly once.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,14 +55,14 @@ WriteBatch = Callable[[Any, int], None]
 
 @dataclass
 class Frames:
-    """What a pipeline is made of."""
+    """The frames of a pipeline."""
 
     views: dict[str, Any] = field(default_factory=dict)  # sources and steps, in their order
     dead: dict[str, Any] = field(default_factory=dict)  # dead letters, by their source
 
 
 def frames(spark: Any, pipeline: PipelineFile, read: ReadSource | None = None) -> Frames:
-    """All frames, each registered as a view. `read` makes those of sources."""
+    """Return all frames, each registered as a view. `read` makes those of sources."""
     made = Frames()
     for name, source in pipeline.views.items():
         frame = read(name, source) if read else read_source(spark, pipeline, source)
@@ -95,7 +95,7 @@ def add_steps(
                 frame = function(made.views[pipeline.view_before(step)])
         except ConfigError:
             raise
-        # whatever a user's function raises, or Spark finds wrong with the SQL
+        # any error of a user's function, or of Spark's about the SQL
         except Exception as error:
             raise step_failed(step.name, error) from error
         if not hasattr(frame, "createOrReplaceTempView"):
@@ -107,7 +107,7 @@ def add_steps(
 
 
 def counted(frame: Any) -> tuple[Any, Any]:
-    """The frame, and how many rows it had once it was written (`rows`)."""
+    """Return the frame, and an observation that counts the rows written (`rows`)."""
     observed = Observation()
     return frame.observe(observed, f.count(f.lit(1)).alias("rows")), observed
 
@@ -124,19 +124,20 @@ class SinkOutput:
 
     @property
     def title(self) -> str:
-        """What errors call it."""
+        """Return the name of the sink in errors."""
         kind, _, source = self.name.partition(":")
         return f"dead letters of {source}" if kind == DEAD else f"sink {self.name}"
 
     @property
     def checkpoint(self) -> str:
-        """The name of its directory in the pipeline's checkpoint."""
+        """Return the name of its directory in the pipeline's checkpoint."""
         return self.name.replace(":", "-")
 
     @property
     def own_writer(self) -> bool:
-        """Whether Spark's streaming writer is used, as opposed to a write for each batch. Spark 4.3
-        lets no Python sink take updates. A task knows its batch either way."""
+        """Return whether Spark's streaming writer is used, instead of a write for each batch. Spark
+        4.3 lets no Python sink take updates. A task knows its batch either way.
+        """
         sink = self.sink
         if sink.messages:
             return sink.mode == "append"
@@ -144,7 +145,7 @@ class SinkOutput:
 
     @property
     def repeats(self) -> bool:
-        """Whether a batch that is written again adds nothing, or that is the sink's own affair."""
+        """Return whether a batch may be written again, because the sink recognizes it."""
         return self.sink.kind not in ("parquet", "format")
 
 
@@ -166,7 +167,7 @@ class Query:
         return ", ".join(output.title for output in self.outputs)
 
     def writer(self, checkpoint: str) -> Any:
-        """The stream's writer, all set: `start` runs it."""
+        """Return the stream's writer with all its settings: `start` runs it."""
         p, (first, *_) = self.pipeline, self.outputs
         if self.cut is None:
             kind, options, rows = _format(p, first, first.frame)
@@ -239,12 +240,12 @@ class Built:
 
     @property
     def columns(self) -> list[str]:
-        """What the first sink gets."""
+        """Return the columns that the first sink gets."""
         return list(self.outputs[0].frame.columns)
 
 
 def build(spark: Any, pipeline: PipelineFile) -> Built:
-    """All that a run does before its first batch; ConfigError says what Spark or a sink refuses."""
+    """Prepare a run up to its first batch. Raise ConfigError for what Spark or a sink rejects."""
     made = frames(spark, pipeline)
     outputs = _outputs(pipeline, made)
     for output in outputs:
@@ -259,7 +260,7 @@ def build(spark: Any, pipeline: PipelineFile) -> Built:
 
 
 def _outputs(pipeline: PipelineFile, made: Frames) -> list[SinkOutput]:
-    """The sinks in their order, then the dead letters."""
+    """Return the sinks in their order, then the dead letters."""
     places = []
     for name, sink in pipeline.outputs.items():
         view = sink.view or next(reversed(made.views))
@@ -282,8 +283,9 @@ class Sharing:
     inputs: dict[str, list[str]]  # the views that each step reads
 
     def groups(self, outputs: list[SinkOutput]) -> list[Query]:
-        """The queries of those that share a step, the largest groups first, and of those that need
-        tables read again."""
+        """Return the queries of sinks that share a step, the largest groups first, and of sinks
+        that need tables to be read again.
+        """
         queries: list[Query] = []
         if not hasattr(self.spark, "_jvm"):
             return queries
@@ -306,7 +308,7 @@ class Sharing:
             outputs = [one for one in outputs if one not in best[1]]
 
     def refreshed(self, view: str, cut: str | None = None) -> set[str]:
-        """The tables behind the cut that are read again while the stream runs."""
+        """Return the tables behind the cut that are read again while the stream runs."""
         tables = self.pipeline.static
         return {
             name
@@ -315,7 +317,7 @@ class Sharing:
         }
 
     def _follows(self, output: SinkOutput, cut: str, state: dict[str, int]) -> bool:
-        """Whether the cut's batches, and tables, are all that the output's rows are made of."""
+        """Return whether the output's rows are made only of the cut's batches and of tables."""
         if not output.view or not output.repeats or self.refreshed(cut):
             return False
         reached = ancestors(output.view, self.inputs, cut)
@@ -344,7 +346,7 @@ class Sharing:
 
 
 def _queries(outputs: list[SinkOutput], sharing: Sharing) -> list[Query]:
-    """A query for each output that shares none, in the order of the outputs."""
+    """Return a query for each output that shares none, in the order of the outputs."""
     queries = {output.name: query for query in sharing.groups(outputs) for output in query.outputs}
     for output in outputs:
         if output.name in queries:
@@ -364,7 +366,7 @@ def _queries(outputs: list[SinkOutput], sharing: Sharing) -> list[Query]:
 
 
 def verify_output(pipeline: PipelineFile, output: SinkOutput) -> None:
-    """What would fail, or be written differently the next time, by the code that will write."""
+    """Check that the output can be written, and that a batch can be repeated."""
     frame, sink = output.frame, output.sink
     place = sink_place(output.name)
     lower = {name.lower() for name in frame.columns}
@@ -406,7 +408,7 @@ def _late(frame: Any, source: PipelineSource, name: str) -> Any:
 
 
 def read_source(spark: Any, pipeline: PipelineFile, source: PipelineSource) -> Any:
-    """The frame of a source: a stream's, or a table's."""
+    """Return the frame of a source: a stream or a table."""
     if source.table:
         from penstock.pipeline.lake.delta_frames import delta_frame
 
@@ -415,7 +417,9 @@ def read_source(spark: Any, pipeline: PipelineFile, source: PipelineSource) -> A
         reader = spark.read.format(source.kind).options(**texts(source.options))
         if source.jdbc:
             frame = reader.option("url", source.jdbc).load()
-            return frame if source.refresh == 1 else frame.persist()  # each batch would ask again
+            return (
+                frame if source.refresh == 1 else frame.persist()
+            )  # otherwise each batch would ask again
         return reader.load(source.parquet)
     reader = spark.readStream if pipeline.streaming else spark.read
     if source.columns:
@@ -425,7 +429,7 @@ def read_source(spark: Any, pipeline: PipelineFile, source: PipelineSource) -> A
 
 
 def as_messages(frame: Any, sink: PipelineSink) -> Any:
-    """What a topic or queue takes: a column payload; without one, JSON of all columns."""
+    """Return rows for a topic or queue: their column payload, or else JSON of all columns."""
     refuse_twice(frame.columns)
     if "payload" in frame.columns:
         return frame
@@ -435,7 +439,7 @@ def as_messages(frame: Any, sink: PipelineSink) -> Any:
 
 
 def refuse_twice(names: list[str]) -> None:
-    """Two columns of one name would be a JSON object with a key twice: readers see either."""
+    """Reject two columns of one name: a JSON object would have the key twice."""
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(
@@ -444,8 +448,9 @@ def refuse_twice(names: list[str]) -> None:
 
 
 def _own_columns(names: list[str]) -> list[Any]:
-    """The columns of a payload. Of a JSON source whose columns were all selected, those that say
-    where a record came from are for records that did not fit: JSON leaves nulls out."""
+    """Return the columns that become a payload. If all columns of a JSON source were selected, the
+    origin of a record is included only for records that do not fit, since JSON leaves nulls out.
+    """
     origins = [{f"_{name}" for name in kind} for kind in META.values()]
     origin = next((one for one in origins if {CORRUPT, *one} <= set(names)), set())
     columns = {name: f.col(f"`{name}`") for name in names}
@@ -458,7 +463,7 @@ def _own_columns(names: list[str]) -> list[Any]:
 def _format(
     pipeline: PipelineFile, output: SinkOutput, frame: Any
 ) -> tuple[str, dict[str, Any], Any]:
-    """Spark's name of a sink's format, its options, and the rows as it takes them."""
+    """Return Spark's name of a sink's format, its options, and the rows as it takes them."""
     sink = output.sink
     if sink.messages:
         return "penstock", sink_kind(pipeline, sink, output.app)[1], as_messages(frame, sink)
@@ -467,7 +472,7 @@ def _format(
 
 
 def batch_writer(pipeline: PipelineFile, output: SinkOutput) -> WriteBatch:
-    """What writes one batch, given its rows and its number."""
+    """Return a function that writes one batch, given its rows and its number."""
     sink = output.sink
     if sink.foreachBatch:
         function: WriteBatch = load_function(sink.foreachBatch, sink_place(output.name))

@@ -1,5 +1,5 @@
-"""The columns of sources and sinks, and how raw log bytes become them: Arrow and numpy do it, no
-loop over records (see `penstock.protocol.record_batch`).
+"""Define the columns of sources and sinks, and convert raw log bytes to them with Arrow and numpy,
+without a loop over records (see `penstock.protocol.record_batch`).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +32,14 @@ KINDS = {
 
 
 def ddl(schema: pa.Schema) -> str:
-    """The schema as Spark reads it."""
+    """Return the schema as Spark reads it."""
     return ", ".join(f"{field.name} {KINDS[field.type]}" for field in schema)
 
 
 TOPIC_COLUMNS = pa.schema(
     {"topic": pa.string(), "offset": pa.int64(), "timestamp": TIMESTAMP, "payload": pa.binary()}
 )
-# A read that names them in its schema gets these, too; they are null in aiq's layout.
+# A read gets these too if its schema names them; they are null in aiq's layout.
 KEYED_COLUMNS = pa.schema({"key": pa.binary(), "headers": RECORD_HEADERS})
 ALL_TOPIC_COLUMNS = pa.schema([*TOPIC_COLUMNS, pa.field("partition", pa.int32()), *KEYED_COLUMNS])
 QUEUE_COLUMNS = pa.schema(
@@ -53,7 +53,7 @@ QUEUE_COLUMNS = pa.schema(
     }
 )
 TOPIC_DDL, QUEUE_DDL = ddl(TOPIC_COLUMNS), ddl(QUEUE_COLUMNS)
-CORRUPT = "_corrupt"  # columns of a JSON source beside those of its schema
+CORRUPT = "_corrupt"  # columns of a JSON source in addition to its schema
 REASON = "_reason"
 # which of its columns a JSON source keeps, with an underscore before their names
 META = {
@@ -64,7 +64,7 @@ META = {
 
 def joined_values(column: pa.Array) -> pa.Buffer:
     """Return the bytes of all values of a column of texts or bytes, one after another."""
-    if column.null_count:  # the bytes under a null are anyone's
+    if column.null_count:  # the bytes under a null are undefined
         column = column.drop_null()
     _, ends, data = column.buffers()
     if not len(column) or data is None:
@@ -74,7 +74,7 @@ def joined_values(column: pa.Array) -> pa.Buffer:
 
 
 def checked_columns(source: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
-    """The names of columns that a read asks for; InvalidRequest when the source has no such."""
+    """Return the columns that a read asks for. Raise InvalidRequest for unknown ones."""
     unknown = [name for name in names if name not in schema.names]
     if unknown:
         raise InvalidRequest(
@@ -93,7 +93,7 @@ class ArchivedRecords:
 
 
 def topic_batch(label: str, records: Slice | ArchivedRecords, names: list[str]) -> pa.RecordBatch:
-    """The records of a partition as a batch with the named columns of ALL_TOPIC_COLUMNS."""
+    """Return the records of a partition as a batch with the named columns of ALL_TOPIC_COLUMNS."""
     count = len(records.offsets)
     topic, partition = split_label(label)
     keyed = records.records if isinstance(records, Slice) else None
@@ -124,8 +124,9 @@ def _header_rows(headers: Headers) -> list[dict[str, str | bytes | None]]:
 
 
 def origin_columns(kind: str, fields: list[str]) -> list[str]:
-    """The columns of a source that a JSON schema of these fields leaves a name for: a field of the
-    record takes precedence."""
+    """Return the origin columns of a source whose names a JSON schema does not use: a field of the
+    record takes precedence.
+    """
     taken = {name.lower() for name in fields}
     for name in (CORRUPT, REASON):
         if name in taken:

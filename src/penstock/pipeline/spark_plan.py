@@ -1,9 +1,8 @@
-"""What Spark's analyzer makes of a frame, looked at before anything runs.
+"""Inspect the plan that Spark's analyzer makes of a frame, before anything runs.
 
-Validation and a run ask the same questions here, of the same plan: what Spark does not do with
-streams, what would come out differently when a batch is run again, and which steps keep state.
-Spark Connect shows its clients no plan; there the server refuses what it does not do when the query
-starts.
+Validation and runs check the same plan here: what Spark does not support in streams, what would
+differ when a batch runs again, and which steps keep state. Spark Connect shows its clients no plan;
+its server rejects unsupported plans when the query starts.
 """
 
 import logging
@@ -32,7 +31,7 @@ MERGED = re.compile("(try_)?(sum|avg)|mean|std.*|var.*|covar.*|corr|skewness|kur
 ROUNDED = {"round", "bround", "floor", "ceil"}
 
 
-# Of a plan as Spark prints it.
+# A node of a plan as Spark prints it.
 NODE = re.compile(r"^[\s:+-]*(?:\*\(\d+\) )?'?(\w+)(.*)", re.MULTILINE)
 # Logical nodes that bring rows together, for Spark Connect, which shows a stream no physical plan.
 GATHERS = re.compile(
@@ -42,7 +41,7 @@ GATHERS = re.compile(
 
 
 def inputs_of(spark: Any, pipeline: PipelineFile) -> dict[str, list[str]]:
-    """The views that each step reads, once for each place where it does."""
+    """Return the views that each step reads, once for each place where it does."""
     inputs: dict[str, list[str]] = {}
     names = {name.lower(): name for name in pipeline.views}
     for step in pipeline.steps:
@@ -59,7 +58,7 @@ def inputs_of(spark: Any, pipeline: PipelineFile) -> dict[str, list[str]]:
 
 
 def _relations(plan: Any) -> Iterator[str]:
-    """The names of tables in a plan that is only parsed."""
+    """Yield the names of tables in a plan that is only parsed."""
     if plan.nodeName() == "UnresolvedRelation":
         yield str(plan.tableName())
     inner = _each(plan.innerChildren())  # subqueries, and what WITH defines
@@ -68,7 +67,7 @@ def _relations(plan: Any) -> Iterator[str]:
 
 
 def is_unordered(frame: Any) -> bool:
-    """Whether rows come in any order: run again, others would have the same numbers."""
+    """Return whether a repeated run could number the rows differently."""
     if not hasattr(frame, "_jdf"):
         return gathers(frame._explain_string(extended=True))
     # A frame made by spark.sql() does not say that it is a stream until something is made of it
@@ -78,8 +77,9 @@ def is_unordered(frame: Any) -> bool:
 
 
 def shuffles(plan: str) -> bool:
-    """Whether a physical plan moves rows between tasks, or gives them in the order of a hash table.
-    A table that is broadcast to be joined with leaves the other side's rows where they are."""
+    """Return whether a physical plan moves rows between tasks, or reads them in the order of a hash
+    table. A broadcast join leaves the rows of the other side where they are.
+    """
     return any(
         (name.endswith("Exchange") and "BroadcastExchange" not in name + rest)
         or name.endswith("Aggregate")
@@ -88,12 +88,12 @@ def shuffles(plan: str) -> bool:
 
 
 def gathers(plan: str) -> bool:
-    """The same of a logical plan, where a join may be one that would not shuffle."""
+    """Return the same for a logical plan, in which a join may be one that will not shuffle."""
     return any(GATHERS.search(name) for name, _ in NODE.findall(plan))
 
 
 def warn_of_float_sums(frame: Any) -> None:
-    """Say which values may differ when a batch is run again: those written first stay."""
+    """Warn about values that may differ when a batch is run again: those written first stay."""
     if not hasattr(frame, "_jdf"):
         return
     expressions = (one for node in _nodes(analyzed(frame)) for one in _each(node.expressions()))
@@ -123,7 +123,7 @@ def _float_sums(expression: Any) -> Iterator[str]:
 
 
 def refuse_unrepeatable(frame: Any) -> None:
-    """Rows written exactly once must be the same rows when their batch is run again."""
+    """Reject rows that could differ when their batch runs again, if they are written once."""
     if not hasattr(frame, "_jdf"):
         return
     names = sorted(set(_unrepeatable(frame)))
@@ -136,7 +136,7 @@ def refuse_unrepeatable(frame: Any) -> None:
 
 
 def refuse_unsupported(frame: Any, mode: str) -> None:
-    """What Spark would refuse when the stream starts."""
+    """Reject what Spark would reject when the stream starts."""
     if not hasattr(frame, "_jdf"):
         return
     jvm = frame.sparkSession._jvm
@@ -158,7 +158,7 @@ def refuse_unsupported(frame: Any, mode: str) -> None:
 
 
 def stateful_nodes(frame: Any) -> int:
-    """How many of the plan's operators keep state from batch to batch."""
+    """Return how many of the plan's operators keep state between batches."""
     return sum(
         STATEFUL.fullmatch(node.nodeName()) is not None and _gathers(node)
         for node in _nodes(analyzed(frame))
@@ -170,7 +170,7 @@ def analyzed(frame: Any) -> Any:
 
 
 def _gathers(node: Any) -> bool:
-    """A join keeps state when both its sides are streams, anything else when its input is one."""
+    """Return whether an operator keeps state: all of its inputs are streams."""
     children = _each(node.children())
     return all(child.isStreaming() for child in children) and bool(children)
 
@@ -185,7 +185,7 @@ def _unrepeatable(frame: Any) -> Iterator[str]:
 
 
 def _varying(expression: Any, pattern: Any) -> Iterator[str]:
-    """The functions within whose result is another one the next time."""
+    """Yield the functions in the expression whose result differs from run to run."""
     if expression.deterministic() and not expression.containsPattern(pattern):
         return
     children = _each(expression.children())
@@ -203,5 +203,5 @@ def _nodes(plan: Any) -> Iterator[Any]:
 
 
 def _each(sequence: Any) -> list[Any]:
-    """A Scala sequence's elements."""
+    """Return the elements of a Scala sequence."""
     return [sequence.apply(i) for i in range(sequence.size())]

@@ -65,7 +65,7 @@ def _by_view(text: str, where: str, names: list[str], default: str) -> dict[str,
         raise ConfigError(f"{where}: give a list of rows, or an object with a list for each view")
     for name in rows:
         if name not in names:
-            raise ConfigError(f"{where}: there is no {name!r}; there are {', '.join(names)}")
+            raise ConfigError(f"{where}: unknown view {name!r}; the views are {', '.join(names)}")
     return rows
 
 

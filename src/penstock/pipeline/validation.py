@@ -44,7 +44,7 @@ def check(pipeline: PipelineFile, *, ask_broker: bool = True) -> PipelineFile:
 
 @contextmanager
 def naming(place: str) -> Iterator[None]:
-    """What a source or sink refuses, as an error of the pipeline file."""
+    """Convert an error of a source or sink to an error of the pipeline file."""
     try:
         yield
     except InvalidRequest as error:
@@ -52,7 +52,7 @@ def naming(place: str) -> Iterator[None]:
 
 
 def load_function(named: str, where: str) -> Callable[..., Any]:
-    """The function `module:name`; ConfigError when it is not there."""
+    """Return the function `module:name`, or raise ConfigError."""
     module, _, name = named.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -81,7 +81,7 @@ def _check_queues(pipeline: PipelineFile) -> None:
 
 
 def resolve_routes(pipeline: PipelineFile) -> PipelineFile:
-    """The pipeline with routes replaced by the topic or queue they read."""
+    """Return the pipeline with routes replaced by the topic or queue they read."""
     if not any(sink.route for sink in pipeline.outputs.values()):
         return pipeline
     sinks = {
@@ -92,8 +92,9 @@ def resolve_routes(pipeline: PipelineFile) -> PipelineFile:
 
 
 def _resolve_route(pipeline: PipelineFile, sink: PipelineSink) -> PipelineSink:
-    """The topic or queue that an export route reads, so that what Spark writes there is delivered
-    with the route's own breaker, retries and dead letters."""
+    """Return the topic or queue that a route reads. Spark writes there, and the route delivers with
+    its own breaker, retries and dead letters.
+    """
     assert sink.route is not None
     try:
         with BrokerCaller(pipeline.url, token=pipeline.token, timeout=5.0) as caller:
@@ -115,7 +116,7 @@ def _resolve_route(pipeline: PipelineFile, sink: PipelineSink) -> PipelineSink:
 
 
 def _check_topics(pipeline: PipelineFile) -> None:
-    """The topics that are read must exist. A sink's topic is made when it is written to."""
+    """Check that the topics to read exist. A sink's topic is created by the first write."""
     topics = [
         part.strip() for s in pipeline.views.values() if s.topic for part in s.topic.split(",")
     ]

@@ -215,6 +215,15 @@ def assigned(data: Bytes, base: int, timeline: int) -> bytes:
     return ASSIGNED.pack(base, len(data) - 12, timeline) + memoryview(data)[ASSIGNED.size :]
 
 
+def batches_in(data: Bytes) -> Iterator[tuple[int, BatchHead]]:
+    """Yield the position and the head of each batch."""
+    at = 0
+    while at + HEAD_SIZE <= len(data):
+        head = BatchHead.parse(data, at)
+        yield at, head
+        at += head.size
+
+
 def checked(data: bytes, base: int, end: int) -> bytes:
     """Return these batches; raise `Damaged` if one is not whole or has other offsets."""
     at, following = 0, base

@@ -1,20 +1,22 @@
 """Queues on PostgreSQL: push, pop, acknowledge, leases, groups, dead letters, retention.
 
-engine.py      Queues, the public face
-types.py       what goes in and what comes out
-push.py        check and name items, append them            schema/functions/append.sql
-deliver.py     a pop: take, or park and take again; its answer
-exchanges.py   the calls that take, for consumers and for the parked pops that a push serves;
-               leases that no client has
-taking.py      takes on their way to the database, and what they got        take.sql
-settling.py    acknowledgements on their way to the database                 settle.sql
+engine.py      `Queues`, the public face
+types.py       the structs that go in and come out
+push.py        check items, give them transaction ids, append them     functions/append.sql
+deliver.py     a pop: take or park, until there are messages or its time is over
+exchanges.py   the calls that settle and take, and those of a push that takes for parked pops;
+               leases that no client has are released
+taking.py      arguments and rows of `take`                             functions/take.sql
+settling.py    arguments and rows of `settle`; the remembered leases    functions/settle.sql
 waiting.py     parked pops, and NOTIFY between brokers
 transaction.py, streams.py     push and settle in one transaction
 calls.py       the SQL of all these
-catalog.py     what a broker remembers of queues, partitions and groups
-admin/         what people ask for: groups, dead letters, messages, traces, figures, options
-background/    what happens by itself: delayed messages, schedules, retention, presence
+catalog.py     a cache of queues, partitions and groups
+admin/         requests of people: groups, dead letters, messages, traces, figures, options
+background/    work without a request: delayed messages, schedules, retention, presence
 schema/        migrations, functions and queries
+
+docs/explanation/queues.md follows a message from its push to a pop on another broker.
 """
 
 from penstock.queues.engine import Queues

@@ -24,7 +24,7 @@ class AppendArguments(NamedTuple):
     ids: list[int]
     starts: list[int]
     transactions: str  # the text of an array: the driver encodes it several times faster
-    checks: list[bool]
+    checked: bool
     traces: list[UUID | None] | None
     producers: list[str | None] | None
     keys: list[str | None] | None

@@ -1,11 +1,9 @@
-"""What this broker remembers of queues, partitions and groups, so that the hot paths send numbers
-instead of names.
+"""Cache queues, partitions and groups, so that the hot paths send numbers instead of names.
 
-Everything here is a copy and may be stale: the SQL functions notice (a partition or group that is
-gone, a queue that became encrypted) and the caller drops the entry and looks again. A change made
-by any broker is announced on the notify channel and empties the copies. Every copy is bounded: a
-queue of a million partitions costs a broker no more memory than one of `MAX_REMEMBERED`, and what
-does not fit is looked up in the database, in batches.
+An entry may be stale. The SQL functions notice it (a partition or group was deleted, a queue became
+encrypted), and the caller drops the entry and reads it again. A change by any broker is announced
+on the notify channel and empties the cache. Each kind has at most `MAX_REMEMBERED` entries, so a
+queue of a million partitions needs no more memory. Other partitions are read in batches.
 """
 
 import time
@@ -39,19 +37,21 @@ class QueueCatalog:
         self._counts: dict[int, tuple[float, int]] = {}
 
     def forget(self) -> None:
-        """Drop every copy: something changed somewhere."""
+        """Empty the cache, because a broker changed something."""
         self._generation += 1
         self.partitions.clear()
         self.groups.clear()
         self.queues.clear()
 
     def shares(self, queue: str) -> bool:
-        """Whether consumers share its partitions (`ordering: none`), as far as we remember."""
+        """Return whether consumers share its partitions (`ordering: none`); False if the queue is
+        not in the cache.
+        """
         info = self.queues.get(queue)
         return info is not None and info.options.ordering == "none"
 
     def encrypted(self, queue: str) -> bool | None:
-        """Whether a queue asks for encryption; None when we do not remember it."""
+        """Return whether a queue asks for encryption; None if it is not in the cache."""
         info = self.queues.get(queue)
         return None if info is None else info.options.encryption_enabled
 

@@ -33,12 +33,12 @@ class ConsumerConnections:
         ] = {}  # by queue and group
 
     def seen(self, queue: str | None, group: str, consumer: ConsumerConnection | None) -> None:
-        """A consumer, if it is one, asks for messages."""
+        """Record that a connection asked for messages."""
         if queue is not None and consumer is not None:
             self._seen.setdefault((queue, group), {})[consumer] = time.monotonic()
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """How many there are in this process, by queue and group. Forgets those that are gone."""
+        """Count the consumers in this process by queue and group. Forget those that are gone."""
         oldest = time.monotonic() - MEMBER_SECONDS
         for key, consumers in tuple(self._seen.items()):
             for consumer, at in tuple(consumers.items()):
@@ -49,7 +49,7 @@ class ConsumerConnections:
         return {key: len(consumers) for key, consumers in self._seen.items()}
 
     async def members(self) -> dict[tuple[str, str], int]:
-        """How many there are in all processes, by queue and group."""
+        """Return the number of consumers in all processes, by queue and group."""
         counts = self.counts()
         for row in await self._database.browse(OTHERS, ALIVE_SECONDS, self.member):
             key = row["queue"], row["group_name"]

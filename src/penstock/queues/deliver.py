@@ -167,8 +167,8 @@ class Pops:
         return PopOutcome(first.group, first.queue, reason=reason, acked=list(acked))
 
     def _register(self, pop: WaitingPop, wanted: Sequence[PopRequest], takes: list[Take]) -> None:
-        """Have it woken for what it wants. A push may take for pops from any one partition of one
-        queue whose consumers do not share partitions.
+        """Register the pop for the queues that it wants. A push may take for a pop that takes from
+        any one partition of one queue, if consumers do not share its partitions.
         """
         groups = [(one.queue, one.group) for one in wanted if one.queue is not None]
         groups += [(take.queue, take.group) for take in takes if wanted[take.source].queue is None]
@@ -192,7 +192,7 @@ class Pops:
             pass
 
     def _patience(self, wanted: PopRequest) -> float:
-        """How many seconds it waits."""
+        """Return for how many seconds the pop waits."""
         if not wanted.wait:
             return 0.0
         default = self._settings.default_timeout
@@ -224,7 +224,7 @@ class Pops:
     async def _group(
         self, queue: str, group: str, partition: int | None, start: tuple[str, datetime | None]
     ) -> int | None:
-        """The number of a group, which is new if nobody has popped for it; None: no such queue."""
+        """Return the id of a group, created if needed; None: there is no such queue."""
         info = await self._catalog.queue(queue)
         group_id = self._catalog.groups.get((queue, group, partition or 0))
         if group_id is not None:
@@ -270,7 +270,7 @@ class Pops:
         taken: Taken,
         acked: Sequence[AckOutcome],
     ) -> PopOutcome:
-        """The messages as the client gets them; what fails before gives them back."""
+        """Return the messages for the client. If that fails, release their lease."""
         take = taken.take
         request, queue, group = wanted[take.source], take.queue, take.group
         auto_ack = request.auto_ack

@@ -145,7 +145,7 @@ class Queues:
         return await self.append(named(items, self.catalog.partitions)) if items else []
 
     def append(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
-        """`push` of items that `name_items` has checked and named."""
+        """Push items that `name_items` has checked and named."""
         size = sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
         return self._pusher.batcher.submit(items, size)
 
@@ -157,13 +157,13 @@ class Queues:
             self.check_keys(items)
 
     def check_keys(self, items: list[Item]) -> None:
-        """`sealable` as far as we remember the queues, for when the database cannot be asked."""
+        """Check like `sealable`, but only from what is remembered of the queues."""
         if self.keys.current is None and any(self.catalog.encrypted(item.queue) for item in items):
             raise self.keys.missing
 
     def at_rest(self, item: Item) -> Item:
-        """The item as it may lie in a file: with the moment it is due instead of a delay, which
-        begins now; and sealed, unless its queue is known to be kept in clear or we have no key.
+        """Return the item as a file stores it: with a due time instead of a delay, which begins
+        now, and encrypted unless its queue is known to be unencrypted or we have no key.
         """
         if isinstance(item.due, float):
             item.due = self.delayed.moment(item.due)
@@ -176,7 +176,7 @@ class Queues:
         return self.keys.seal_item(item)
 
     def opened(self, items: list[Item]) -> list[Item]:
-        """The items with their payloads in clear. MissingKey or Damaged when one does not open."""
+        """Return the items with decrypted payloads, or raise MissingKey or Damaged."""
         return [self.keys.open_item(item) for item in items]
 
     async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> PopOutcome:
@@ -227,7 +227,7 @@ class Queues:
         return await self._transactions.run(operations, required_leases or [])
 
     def _changed(self) -> None:
-        """Something was configured, here or elsewhere."""
+        """Forget what is remembered: something was configured, here or elsewhere."""
         self.catalog.forget()
         self.schedules.wake()
 

@@ -63,7 +63,7 @@ BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def parse(given: dict[str, Any]) -> QueueOptions:
-    """Options by their JSON names, checked; defaults for the rest. None counts as not given."""
+    """Check options by their JSON names, and add defaults for the others and for None."""
     unknown = [name for name in given if name not in BY_NAME]
     if unknown:
         close = difflib.get_close_matches(unknown[0], BY_NAME, n=1)
@@ -79,13 +79,13 @@ def parse(given: dict[str, Any]) -> QueueOptions:
 
 
 def columns_of(options: QueueOptions) -> dict[str, Any]:
-    """The value of every column of `queues`."""
+    """Return the value of every column of `queues`."""
     return {option.column: option.check(getattr(options, option.field)) for option in OPTIONS} | {
         "competing": options.ordering == "none"
     }
 
 
 def options_of(row: Any) -> QueueOptions:
-    """The options of a row of `queues`."""
+    """Return the options of a row of `queues`."""
     values = {option.field: row[option.column] for option in OPTIONS}
     return QueueOptions(**values | {"ordering": ORDERINGS[row["competing"]]})

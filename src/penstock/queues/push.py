@@ -70,7 +70,7 @@ class Pusher:
             else:
                 appended = await self._exchanges.append_and_hand_off(arguments, items, served)
             await batch.fill(appended)
-            stale = batch.stale()
+            stale = [index for index in range(len(items)) if index not in batch.answers]
             if not stale:
                 break
             for index in stale:
@@ -135,22 +135,16 @@ class AppendBatch:
     # (item, earlier item with the same id): the earlier one is answered first
     repeats: list[tuple[int, int]] = field(default_factory=list)
 
-    def stale(self) -> list[int]:
-        """Return the indexes of items without an answer, because their queue has changed."""
-        if len(self.answers) == len(self.items):
-            return []
-        return [index for index in range(len(self.items)) if index not in self.answers]
-
     async def arguments(self) -> AppendArguments | None:
         """Return the arguments, sorted by partition; None: there is nothing to send."""
         items, catalog, partitions = self.items, self.catalog, self.catalog.partitions
         logs: dict[Log, dict[str | None, int]] = {}  # the index of each transaction id
         self.repeats = []
-        for index in self.stale():
-            item = items[index]
-            first = logs.setdefault((item.queue, item.partition), {}).setdefault(
-                item.transaction_id, index
-            )
+        for index, item in enumerate(items):
+            if index in self.answers:
+                continue
+            log = logs.setdefault((item.queue, item.partition), {})
+            first = log.setdefault(item.transaction_id, index)
             if first != index:
                 self.repeats.append((index, first))
         if not logs.keys() <= partitions.keys():
@@ -169,7 +163,6 @@ class AppendBatch:
             return None
         batch = [items[index] for index in order]
         stored = [sealed.get(index) or items[index] for index in order] if sealed else batch
-        fresh = [item.fresh for item in batch]
         traces = [trace_of(item.trace_id) if item.trace_id else None for item in batch]
         producers = [item.producer for item in batch]
         payloads, payload_bounds = joined([one.payload for one in stored])
@@ -182,7 +175,7 @@ class AppendBatch:
             ids=[partition for partition, _ in self.sent],
             starts=list(accumulate([len(some) for _, some in self.sent[:-1]], initial=0)),
             transactions=array_text([item.transaction_id or "" for item in batch]),
-            checks=[self.again or not one for one in fresh] if True in fresh else [True],
+            checked=self.again or not all(item.fresh for item in batch),
             traces=traces if any(traces) else None,
             producers=producers if any(producers) else None,
             keys=[one.key_id for one in stored] if sealed else None,

@@ -198,9 +198,7 @@ def _error(problem: str) -> PenstockError:
 
 
 def _acks(cycle: Cycle, ack: CycleAck, covered: list[str], rest: list[str]) -> list[Ack]:
-    """The outcomes of the messages of a lease: those that are covered, and the rest if it is
-    released.
-    """
+    """Return the outcomes of a lease's messages: the covered ones, and on release the rest."""
     lease = (cycle.partition_id, ack.lease_id)
     status = STATUSES[ack.status]
     error = (ack.error or "a stream reported a failure")[:MAX_ERROR_CHARS]

@@ -54,7 +54,7 @@ class CatalogSnapshot(QueueCatalog):
 async def snapshot_of(
     catalog: QueueCatalog, wanted: set[Log], unordered: Collection[str] = ()
 ) -> CatalogSnapshot:
-    """These queues and partitions, made if missing; `Stale` when they change meanwhile."""
+    """Return these queues and partitions, created if missing. Raise `Stale` if they change."""
     await catalog.ensure(list(wanted), unordered)
     partitions = {
         key: number for key in wanted if (number := catalog.partitions.get(key)) is not None
@@ -163,7 +163,7 @@ class Transactions:
     async def store(
         self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
     ) -> list[ItemOutcome]:
-        """`append`. Raises when a queue is full."""
+        """Call `append`. Raise if a queue is full."""
         pushed = await self.append(connection, snapshot, items)
         for answer in pushed:
             if answer.status == "full":
@@ -218,7 +218,7 @@ class Transactions:
                 raise Conflict(f"required lease {text} is not held: Invalid or expired lease")
 
     async def _committed(self, xid: str) -> bool:
-        """What became of a transaction whose connection broke, or `Unavailable`."""
+        """Find out whether a transaction whose connection broke was committed."""
         for _ in range(100):
             rows = await self._database.fetch("SELECT pg_xact_status($1::text::xid8)", xid)
             if rows[0][0] != "in progress":

@@ -57,7 +57,7 @@ class WaitingPop:
         self.partition: int | None = None  # set: pop only from this partition of its queue
         self.woken_by: str | None = None  # the queue that may have messages; None: any of them
         self.take: Take | None = None  # what a push may take for the pop; None: it must poll
-        self.claimed = False  # a push takes for it: new messages do not wake it
+        self.claimed = False  # a push takes for the parked pop: other pushes do not wake it
         self._parked: asyncio.Future[Taken | None] | None = None
         self._woken = False  # it was woken during its poll
 

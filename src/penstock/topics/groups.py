@@ -177,7 +177,7 @@ class Groups:
         topic_log = self._store.require(topic)
         check_name(group, "group")
         if not 0 <= offset <= topic_log.next_offset:
-            raise InvalidOffset(f"offset {offset} lies outside 0 to {topic_log.next_offset}")
+            raise InvalidOffset(f"offset {offset} is outside 0 to {topic_log.next_offset}")
         cursor = self._cursor(group, topic_log, offset)
         for lease_id in cursor.leases:
             del self._leases[lease_id]
@@ -293,7 +293,7 @@ class Groups:
                     row["end_offset"],
                     row["seconds"],
                 )
-                for row in await self.shared.held(group, topic_log)
+                for row in await self.shared.leases(group, topic_log)
             ]
             lag = topic_log.records_from(one.committed)
             members = self._members(group, topic_log.topic)

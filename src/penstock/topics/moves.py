@@ -33,10 +33,10 @@ from penstock.io.fs import DISK
 from penstock.io.tasks import RETRY_SECONDS, cancelled, supervised
 from penstock.log.layout import ProducerEntry
 from penstock.log.producers import parse_producer
+from penstock.protocol.kafka_batch import batches_in
 from penstock.protocol.names import partition_label, split_label
 from penstock.topics.groups import Groups
 from penstock.topics.shared.appends import numbers_of
-from penstock.topics.shared.chunks import Chunk
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
@@ -259,7 +259,7 @@ class TopicMoves:
         start = max(at, topic.first_offset)  # retention continues
         fetched = await topic.read_through(lambda: topic.batches(start, COPY_BYTES))
         rows: list[tuple[int, int, int, int, bytes]] = []
-        for position, head in Chunk(start, start, fetched.next_offset, fetched.data).heads():
+        for position, head in batches_in(fetched.data):
             newest = max(newest, head.max_timestamp)
             data = fetched.data[position : position + head.size]
             end = head.next_offset - 1

@@ -69,7 +69,7 @@ async def _drop(topic: Topic, segments: list[Segment], tier: Tier | None) -> Non
 async def delete_before(topic: Topic, offset: int, tier: Tier | None) -> None:
     """Delete the records before this offset, regardless of retention and policy."""
     if not 0 <= offset <= topic.next_offset:
-        raise InvalidOffset(f"offset {offset} lies outside 0 to {topic.next_offset}")
+        raise InvalidOffset(f"offset {offset} is outside 0 to {topic.next_offset}")
     if offset == topic.next_offset:
         await topic.seal()
     async with topic.maintenance:

@@ -43,7 +43,7 @@ from penstock.log.tier.cache import NotCached
 from penstock.protocol.names import split_label
 from penstock.topics.subscriptions import Subscriptions
 
-__all__ = ["Appended", "Batch", "Producer", "Promise", "Raw", "Topic"]
+__all__ = ["Appended", "Batch", "FetchedBatches", "Producer", "Promise", "Raw", "Topic"]
 
 log = logging.getLogger("penstock.topics")
 
@@ -206,11 +206,10 @@ class Topic(AppendsThrough):
         """
         if self.format.keyed:
             raw = self.raw(offset, max_bytes, strict=True)
-            return FetchedBatches(raw.read(), raw.next_offset)
+            return FetchedBatches(raw.read(), raw.first_offset, raw.next_offset, raw.count)
         batch = self.read(offset, MAX_BUILT_RECORDS, max_bytes, strict=True)
-        if not batch.count:
-            return FetchedBatches(b"", batch.next_offset)
-        return FetchedBatches(encode_read(batch, self.timestamps(batch.offsets)), batch.next_offset)
+        data = encode_read(batch, self.timestamps(batch.offsets)) if batch.count else b""
+        return FetchedBatches(data, batch.first_offset, batch.next_offset, batch.count)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
         """Return the times of these records in microseconds since 1970."""

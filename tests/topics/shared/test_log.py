@@ -1,6 +1,7 @@
 """The log of a shared topic: what is appended through one broker is read through every other."""
 
 import asyncio
+import json
 import time
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ from penstock.protocol.kafka_batch import (
 )
 from penstock.queues.schema import SCHEMA
 from penstock.topics.shared.calls import APPEND, AppendAnswer, AppendCall
-from penstock.topics.shared.catalog import SharedTopics
+from penstock.topics.shared.catalog import NOTIFY_SECONDS, SharedTopics
 from penstock.topics.shared.log import SharedLog
 from tests.support.wait import eventually
 from tests.topics.shared.conftest import shared_topics
@@ -86,6 +87,42 @@ async def test_a_reader_on_another_broker_is_woken(pair: Pair) -> None:
     assert await waiting
     assert time.monotonic() - began < SECONDS / 2  # woken, long before its time is over
     assert there.read(0).payloads() == [b"hello"]  # and what woke it is in memory
+
+
+async def test_notices_are_coalesced_and_not_part_of_an_append(
+    broker: SharedTopics, database_url: str
+) -> None:
+    """A NOTIFY serializes the commits of the whole database."""
+    heard: list[str] = []
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.add_listener(
+            "penstock_shared_topics", lambda *notice: heard.append(notice[-1])
+        )
+        logs = [await broker.create(f"t{i}", 1) for i in range(8)]
+        await eventually(lambda: heard)
+        began, before = time.monotonic(), len(heard)
+
+        async def append(log: SharedLog) -> None:
+            for i in range(50):
+                await log.append([b"%d" % i])
+
+        await asyncio.gather(*map(append, logs))
+        ends = {log.log_id: log.next_offset for log in logs}
+
+        def announced() -> bool:
+            for notice in heard:
+                _, _, pairs = json.loads(notice)
+                for log_id, end in pairs:
+                    if ends.get(log_id) == end:
+                        del ends[log_id]
+            return not ends
+
+        await eventually(announced)
+        most = (time.monotonic() - began) / NOTIFY_SECONDS + 1
+        assert len(heard) - before <= most
+    finally:
+        await connection.close()
 
 
 async def test_an_offset_that_this_broker_does_not_know_yet_is_not_out_of_range(pair: Pair) -> None:
@@ -352,6 +389,22 @@ async def transactions(url: str) -> int:
     connection = await asyncpg.connect(url)
     try:
         return int(await connection.fetchval("SELECT txid_current()"))
+    finally:
+        await connection.close()
+
+
+async def test_rows_that_appends_update_do_not_bloat_their_tables(
+    broker: SharedTopics, database_url: str
+) -> None:
+    """The table says how much of a page stays free, so that a new version fits beside the old."""
+    log = await broker.create("orders", 1)
+    for i in range(600):
+        await log.append([b"x"], Producer(b"p" * 16, i))
+    connection = await asyncpg.connect(database_url)
+    try:
+        for table in ("shared_logs", "shared_producers"):
+            size = await connection.fetchval(f"SELECT pg_total_relation_size('penstock.{table}')")
+            assert size <= 8 * 8192, table  # 600 versions of a row take more
     finally:
         await connection.close()
 

@@ -12,9 +12,8 @@ import pytest
 
 from penstock.errors import Damaged, StorageFailed
 from penstock.object_store import ObjectStore
-from penstock.protocol.kafka_batch import NewRecord
+from penstock.protocol.kafka_batch import NewRecord, batches_in
 from penstock.topics.shared.catalog import SharedTopics
-from penstock.topics.shared.chunks import batches_in
 from penstock.topics.shared.mover import Mover
 from tests.topics.shared.conftest import shared_topics
 from tests.topics.shared.test_log import values
@@ -162,7 +161,7 @@ async def test_a_mover_that_was_frozen_in_the_middle_changes_nothing(
         await log.append([b"a", b"b"])
         async with frozen_after_writing(here.mover):
             await execute(database_url, "UPDATE penstock.shared_mover SET until = '-infinity'")
-            await there.look()
+            await there.read_catalog()
             assert await there.mover.step()
             assert len(await rows(database_url)) == 1
             moved = (await rows(database_url))[0]["object"]

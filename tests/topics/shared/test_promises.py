@@ -55,7 +55,7 @@ async def test_a_topic_made_again_under_appends_mixes_nothing(pair: Pair) -> Non
             await here.delete("orders")
     stop.set()
     await asyncio.gather(*producers)
-    await there.look()
+    await there.read_catalog()
     last = await there.find("orders")
     assert last is not None
     stored = await values(last)

@@ -31,21 +31,12 @@ async def test_static_files_have_types_and_are_revalidated(scratch: Path) -> Non
         ] == "application/octet-stream"
         assert (await wire.ask(request("HEAD", "/ui/", b""))).headers["content-length"] == "12"
 
-        tag, date = index.headers["etag"], index.headers["last-modified"]
+        tag = index.headers["etag"]
         assert index.headers["cache-control"] == "no-cache"
-        for header in (
-            f"If-None-Match: {tag}",
-            f'If-None-Match: "x", W/{tag}',
-            f"If-Modified-Since: {date}",
-        ):
+        for header in (f"If-None-Match: {tag}", f'If-None-Match: "x", W/{tag}'):
             same = await wire.ask(get("/ui/", header))
             assert (same.status, same.headers["etag"]) == (304, tag)
-        for header in (
-            'If-None-Match: "other"',
-            "If-Modified-Since: Mon, 01 Jan 2001 00:00:00 GMT",
-            "If-Modified-Since: x",
-        ):
-            assert (await wire.ask(get("/ui/", header))).status == 200
+        assert (await wire.ask(get("/ui/", 'If-None-Match: "other"'))).status == 200
 
         (scratch / "index.html").write_text("<p>changed!</p>")
         changed = await wire.ask(get("/ui/", f"If-None-Match: {tag}"))

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from penstock.config.schema import key
 from penstock.export.checks import ca_from_api
 from penstock.export.context import RouteContext
-from penstock.export.payload import FRAMES, NONE, compress, decompress, join, split
+from penstock.export.payload import FRAMES, compress, decompress, join, split
 
 
 class RetryLater(Exception):
@@ -89,9 +89,6 @@ class OutgoingBatch:
         )
 
 
-CHEAP_BYTES = 16 << 10
-
-
 class Destination(Protocol):
     encoding: int = FRAMES  # of the records in a batch (`payload`)
 
@@ -104,10 +101,6 @@ class Destination(Protocol):
     def prepare(self, batch: OutgoingBatch) -> Any:
         """Return what `send` needs, without any I/O."""
         return batch.split()
-
-    def is_cheap(self, batch: OutgoingBatch) -> bool:
-        """Return whether `prepare` is too short to be worth a trip to the pool."""
-        return batch.compression == NONE or len(batch.body) < CHEAP_BYTES
 
     @abstractmethod
     async def send(self, batch: OutgoingBatch, prepared: Any) -> int | None:

@@ -121,10 +121,6 @@ class HttpDestination(Destination):
     async def stop(self) -> None:
         await self._client.close()
 
-    def is_cheap(self, batch: OutgoingBatch) -> bool:
-        stored = batch.compression == self._compression and not self._target.header_prefix
-        return stored or super().is_cheap(batch)
-
     def prepare(self, batch: OutgoingBatch) -> tuple[bytes, list[tuple[str, str]]]:
         """Return the body and its headers."""
         compression = self._compression

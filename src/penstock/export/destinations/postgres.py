@@ -22,7 +22,6 @@ from penstock.errors import ConfigError
 from penstock.export.checks import character_problems, limit_problems, url_problems
 from penstock.export.context import RouteContext
 from penstock.export.destinations import (
-    CHEAP_BYTES,
     BatchRefused,
     Denied,
     Destination,
@@ -118,10 +117,6 @@ class PostgresDestination(Destination):
         if self._pool is not None:
             self._pool.terminate()
             self._pool = None
-
-    def is_cheap(self, batch: OutgoingBatch) -> bool:
-        parses = self._target.columns and len(batch.body) > CHEAP_BYTES
-        return super().is_cheap(batch) and not parses
 
     def prepare(self, batch: OutgoingBatch) -> list[bytes] | Rows:
         return _rows(batch.split()) if self._target.columns else batch.split()

@@ -321,11 +321,6 @@ class ChunkReader:
             place += max(1, len(data) - len(MAGIC) + 1)
         return end
 
-    def close_if(self, chunk: BlockFile) -> None:
-        """Close the file if it is this chunk's."""
-        if self._open is not None and self._open[0] is chunk:
-            self.close()
-
     def close(self) -> None:
         if self._open is not None:
             self._open[1].close()

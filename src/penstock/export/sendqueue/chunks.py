@@ -88,13 +88,13 @@ class Chunks:
         fs: Fs,
         directory: Path,
         options: ChunkOptions,
-        on_event: Callable[[str, int], None],
+        count: Callable[..., None],
     ) -> None:
         self._fs = fs
         self._directory = directory
         self._options = options
         self._keep_unsynced = options.syncs
-        self._on_event = on_event  # "rotation", "fsync_failed"
+        self._count = count  # increments the metric of a name
         self.chunks: list[BlockFile] = []
         self._file: File | None = None  # the writer's handle on the last chunk
         self._synced = 0  # bytes of the last chunk that are durable
@@ -198,7 +198,7 @@ class Chunks:
                 try:
                     self._file.sync()
                 except StorageError as error:
-                    self._on_event("fsync_failed", 1)
+                    self._count("fastqueue_fsync_failed_total")
                     log.error("chunk %s could not be synced: %s", self.chunks[-1].path.name, error)
         self._close_writer()
         start = max(self.end, at_least)
@@ -210,7 +210,7 @@ class Chunks:
         self._synced, self._unsynced, self._broken, self._new_names = 0, [], False, True
         chunk = BlockFile(start, path, 0, sequence, sequence)
         self.chunks.append(chunk)
-        self._on_event("rotation", 1)
+        self._count("fastqueue_chunk_rotations")
         return chunk
 
     def sync(self) -> None:
@@ -229,7 +229,7 @@ class Chunks:
                 self._synced, self._unsynced = self.chunks[-1].size, []
                 return
             except StorageError as error:
-                self._on_event("fsync_failed", 1)
+                self._count("fastqueue_fsync_failed_total")
                 name = self.chunks[-1].path.name
                 log.error(
                     "chunk %s could not be synced, its tail is written again: %s", name, error
@@ -428,7 +428,7 @@ class Chunks:
 
     def remove(self, chunk: BlockFile) -> None:
         """Delete a chunk whose blocks are all completed. The last chunk must be the only one."""
-        self._reader.close_if(chunk)
+        self._reader.close()
         if len(self.chunks) == 1:
             self._close_writer()
             self._unsynced, self._synced, self._broken = [], 0, False

@@ -34,10 +34,10 @@ class FastQueue:
         options: ChunkOptions,
         pool: Executor,
         clock: Clock | None = None,
-        on_event: Callable[[str, int], None] = lambda _name, _amount: None,
+        count: Callable[..., None] = lambda *_: None,
     ) -> None:
         self.options = options
-        self.books = Books(on_event=on_event)
+        self.books = Books(count=count)
         self.memory = MemoryLayer(options.inmemory_blocks, options.inmemory_bytes)
         self._clock = clock or Clock()
         self._returned: list[tuple[int, Block]] = []  # a heap by sequence number
@@ -297,11 +297,11 @@ async def repair(directory: Path) -> Repaired:
     """
     events: Counter[str] = Counter()
 
-    def count(name: str, amount: int) -> None:
+    def count(name: str, amount: int = 1, *_: str) -> None:
         events[name] += amount
 
     with ThreadPoolExecutor(1) as pool:
-        queue = FastQueue(DISK, directory, ChunkOptions(inmemory_blocks=1), pool, on_event=count)
+        queue = FastQueue(DISK, directory, ChunkOptions(inmemory_blocks=1), pool, count=count)
         await queue.open()
         while await queue._backlog.take() is not None:
             pass  # reading books the damage

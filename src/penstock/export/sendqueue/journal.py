@@ -58,6 +58,7 @@ SIZE = ENTRY.size + 4  # 32
 JOURNAL = "fastqueue.log"
 REASONS = ("", "oldest", "newest", "disk_full", "crash", "damaged", "purged", "source_gap")
 OLDEST, NEWEST, DISK_FULL, CRASH, DAMAGED, PURGED, SOURCE_GAP = range(1, 8)
+LOSSES = (CRASH, DAMAGED, SOURCE_GAP)  # that no policy or person decided
 # The counters in a snapshot, by their numbers; a drop's is 16 + reason.
 _COUNTERS, _DROPPED = ("delivered", "dead", "refused"), 16
 
@@ -166,7 +167,7 @@ class Completed:
         return self.spans[at][3] if at >= 0 and self.spans[at][1] == sequence else None
 
 
-def _ignore(_event: str, _amount: int) -> None:
+def _ignore(*_: object) -> None:
     pass
 
 
@@ -183,7 +184,7 @@ class Books:
     dead: int = 0
     dropped: list[int] = field(default_factory=lambda: [0] * len(REASONS))
     position: int = -1  # up to which the source was read
-    on_event: Callable[[str, int], None] = _ignore
+    count: Callable[..., None] = _ignore  # increments the metric of a name, by amount and labels
 
     @property
     def accepted(self) -> int:
@@ -211,9 +212,9 @@ class Books:
                 return False
             self.delivered += entry.a
             self.dead += entry.b
-            self.on_event("delivered", entry.a)
+            self.count("queue_delivered_records_total", entry.a)
             if entry.b:
-                self.on_event("dead_lettered", entry.b)
+                self.count("queue_dead_lettered_records_total", entry.b)
         elif kind == EntryKind.ACCEPTED:
             self.advance(entry.sequence, entry.value)
         elif kind == EntryKind.DROPPED:
@@ -224,7 +225,7 @@ class Books:
             self.attempts[entry.sequence] = entry.a
         elif kind == EntryKind.REFUSED:
             self.refused += entry.a
-            self.on_event("accepted", entry.a)
+            self.count("queue_accepted_records_total", entry.a)
             self._drop(entry)
         elif kind == EntryKind.POSITION:
             self.position = max(self.position, entry.value)
@@ -237,8 +238,10 @@ class Books:
 
     def _drop(self, entry: BlockEntry) -> None:
         self.dropped[entry.reason] += entry.a
-        self.on_event(f"dropped_{REASONS[entry.reason]}", entry.a)
-        self.on_event(f"dropped_batches_{REASONS[entry.reason]}", entry.b)
+        self.count("queue_dropped_records_total", entry.a, REASONS[entry.reason])
+        self.count("queue_dropped_total", entry.b, REASONS[entry.reason])
+        if entry.reason in LOSSES:
+            self.count("data_loss_total", entry.a)
 
     def advance(self, next_sequence: int, numbered: int) -> None:
         self.next_sequence = max(self.next_sequence, next_sequence)
@@ -248,12 +251,8 @@ class Books:
         if not self.completed.add(sequence, sequence + blocks, through - records, through):
             return False
         self.advance(sequence + blocks, through)
-        if blocks < len(self.attempts):
-            for each in range(sequence, sequence + blocks):
-                self.attempts.pop(each, None)
-        else:
-            for each in [n for n in self.attempts if sequence <= n < sequence + blocks]:
-                del self.attempts[each]
+        for each in [n for n in self.attempts if sequence <= n < sequence + blocks]:
+            del self.attempts[each]
         return True
 
     def accounting(self) -> Accounting:
@@ -291,7 +290,7 @@ class Books:
     def replay(self, entries: Iterable[BlockEntry | None]) -> int:
         """Apply the entries of a journal to empty books. Return the number of damaged entries."""
         damaged = 0
-        on_event, self.on_event = self.on_event, _ignore  # these events were counted before
+        count, self.count = self.count, _ignore  # these entries were counted before
         span: BlockEntry | None = None  # a SPAN_START without its end
         for entry in entries:
             if entry is None:
@@ -307,7 +306,7 @@ class Books:
                 self.apply(entry)
         for sequence in [each for each in self.attempts if each in self.completed]:
             del self.attempts[sequence]
-        self.on_event = on_event
+        self.count = count
         return damaged
 
 

@@ -111,7 +111,7 @@ class SendQueue:
             options,
             context.pool,
             context.clock,
-            metrics.event,
+            metrics.add,
         )
         self.books = self._fast.books  # accepted records and their outcomes
         self._takers: deque[asyncio.Future[None]] = deque()
@@ -127,8 +127,8 @@ class SendQueue:
         self._purged_before = 0  # blocks with a lower number are dropped when they are returned
         self._purged = 0  # records of such blocks
         for reason in filter(None, REASONS):
-            metrics.event(f"dropped_{reason}", 0)  # so that the series exists from the start
-            metrics.event(f"dropped_batches_{reason}", 0)
+            metrics.add("queue_dropped_records_total", 0, reason)  # so that the series exists
+            metrics.add("queue_dropped_total", 0, reason)
 
     async def start(self) -> None:
         await self._fast.open()

@@ -78,14 +78,13 @@ class Store:
         self.failing: str | None = None  # why the disk refuses writes; None: it does not
         self.writing = asyncio.Lock()
         self.reading = asyncio.Lock()
-        self.on_event = books.on_event
         self._fs = fs
         self._pool = pool
         self._sync_wanted = options.syncs
         self._compression = options.compression
         self._lock = DirectoryLock(directory, "send queue")
         self._journal = Journal(fs, directory)
-        self.chunks = Chunks(fs, directory, options, books.on_event)
+        self.chunks = Chunks(fs, directory, options, books.count)
         self._stream_end = 0  # where the stream continues, even after all chunks are deleted
         self._stop = 1  # the next sequence number on disk,
         self._through = 0  # and the records before it
@@ -115,13 +114,13 @@ class Store:
         if damaged:
             text = "%s: %d damaged journal entries; their blocks are delivered again"
             log.warning(text, self.directory, damaged)
-            self.on_event("quarantined", damaged)
+            books.count("fastqueue_quarantined_total", damaged)
         meta = self._load_meta()
         end = StreamEnd(meta.writer_offset, meta.next_sequence, meta.records)
         books.advance(end.next_sequence, end.through)
         self.chunks.open(end)
         if end.cut:
-            self.on_event("torn_bytes", end.cut)
+            books.count("fastqueue_torn_bytes_total", end.cut)
         books.advance(end.next_sequence, end.through)
         if meta.writer_offset <= self.chunks.end:  # else power loss kept it and lost blocks
             end.position = max(end.position, meta.position)
@@ -130,9 +129,16 @@ class Store:
         chunks = self.chunks.chunks
         first = chunks[0].base if chunks else books.next_sequence
         last = chunks[-1].stop if chunks else books.next_sequence
+        unreadable = [chunk for chunk in chunks if chunk.base == chunk.stop]
+        for chunk in unreadable:
+            self.chunks.quarantine(chunk.start, chunk.end)
+            books.count("fastqueue_quarantined_total")
         gaps = books.completed.gaps
-        for start, stop in gaps(1, first) + gaps(last, books.next_sequence):
-            self._lose(start, stop, self.records_before(start), self.records_before(stop), CRASH)
+        before = DAMAGED if unreadable and unreadable[0] is chunks[0] else CRASH
+        lost = [(gap, before) for gap in gaps(1, first)]
+        lost += [(gap, CRASH) for gap in gaps(last, books.next_sequence)]
+        for (start, stop), reason in lost:
+            self._lose(start, stop, self.records_before(start), self.records_before(stop), reason)
         self._stop, self._through = books.next_sequence, books.numbered
         self.chunks.hint(meta.reader_offset)
         self._dirty = True
@@ -210,7 +216,7 @@ class Store:
         """Book blocks that are missing in a read from `start` as lost."""
         for bad_start, bad_end in reading.bad:
             self.chunks.quarantine(bad_start, bad_end)
-            self.on_event("quarantined", 1)
+            self.books.count("fastqueue_quarantined_total")
         expected = start
         before = (
             self.records_before(start)
@@ -230,13 +236,14 @@ class Store:
         blocks = f"blocks {start} to {stop - 1} ({records} records)"
         log.error("%s: %s are lost: %s", self.directory, blocks, why)
         self.book(BlockEntry(EntryKind.DROPPED, reason, start, through, records, stop - start))
-        self.on_event("lost_blocks", stop - start)
+        self.books.count("fastqueue_lost_blocks_total", stop - start)
 
     def failed(self, error: StorageError) -> None:
         if self.failing is None:
             log.error("%s: the disk refuses writes, trying again: %s", self.directory, error)
         self.failing = str(error)
-        self.on_event("disk_full" if isinstance(error, StorageFull) else "disk_failed", 1)
+        if isinstance(error, StorageFull):
+            self.books.count("queue_disk_full_total")
 
     # Books
 
@@ -295,7 +302,7 @@ class Store:
         }
         text = json.dumps(data, indent=2).encode()
         await self.in_pool(lambda: self._fs.replace(self.directory / META, text, sync=sync))
-        self.on_event("meta_sync", 1)
+        self.books.count("fastqueue_meta_sync_total")
 
     async def remove_completed_chunks(self, *, whole: bool = False) -> int:
         """Delete chunks whose blocks are all completed, oldest first. With `whole`, also a small

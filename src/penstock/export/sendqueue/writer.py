@@ -201,7 +201,7 @@ class ChunkWriter:
             return False
         finally:
             compressing.cancel()
-        self._books.on_event("flush", 1)
+        self._books.count("fastqueue_inmemory_flushes")
         return True
 
     @staticmethod

@@ -8,10 +8,12 @@ import numpy as np
 
 from penstock.errors import Damaged
 from penstock.protocol.kafka_batch import (
+    CONTROL,
     LOG_APPEND_TIME,
     BatchHead,
     Bytes,
     KafkaRecord,
+    batches_in,
     find_fields,
     find_records,
     read_headers,
@@ -95,6 +97,15 @@ class Decoder:
         if len(self._done) == 1:
             return Columns(data, *self._done[0])
         return Columns(data, *(np.concatenate(parts) for parts in zip(*self._done, strict=True)))
+
+
+def decode_batches(data: bytes, start: int, end: int = 1 << 62) -> Columns:
+    """Return the records of the batches that have offsets in [start, end)."""
+    decoder = Decoder()
+    for at, head in batches_in(data):
+        if head.next_offset > start and head.base_offset < end and not head.attributes & CONTROL:
+            decoder.add(data, head, at)
+    return decoder.columns()
 
 
 def records_of(columns: Columns, part: slice, *, whole: bool = False) -> list[KafkaRecord]:

@@ -1,12 +1,12 @@
-"""archive: a topic or queue to a Delta table, by day, each record once. Each partition of a topic
-has a table of its own.
+"""archive: copy a topic or queue to a Delta table by day, each record once. Each partition of a
+topic has a table of its own.
 
-A run takes what came since the last one, up to a fixed end, in steps of at most
-`RECORDS_PER_STEP`. Tasks of Spark write the files of a step, the driver commits them
-(`penstock.pipeline.lake.table` makes that all or nothing), so the driver holds the names of files
-and no rows. Tasks write by pyarrow and not by Spark's own writer: it is the one way that reaches a
-disk and an object store without jars, and the statistics of the files come with them. For a topic
-the broker learns how far the archive reaches, which `topic describe` shows and retention respects.
+A run archives what arrived since the last one, up to a fixed end, in steps of at most
+`RECORDS_PER_STEP`. Spark's tasks write the files of a step, and the driver commits them, all or
+none (`penstock.pipeline.lake.table`). So the driver holds names of files and no rows. Tasks write
+with pyarrow instead of Spark's writer: it reaches disks and object stores without jars, and returns
+the statistics of the files. The archived offset of a topic is reported to the broker: `topic
+describe` shows it, and retention respects it.
 """
 
 import json
@@ -206,8 +206,8 @@ class Archiver:
         return done
 
     def create(self, step: ArchiveStep) -> Snapshot:
-        """The table, for the first step. When another run has made and filled it since this one has
-        looked, the step would add the same rows again: Superseded.
+        """Return the table for the first step. Raise Superseded if another run has created and
+        filled it in the meantime: the step would add the same rows again.
         """
         snapshot = self.table.create(step.identity)
         if snapshot.position is not None:
@@ -353,7 +353,7 @@ def topic_steps(
 def queue_steps(
     given: dict[str, str], snapshot: Snapshot | None, minutes: float | None = None
 ) -> Iterator[ArchiveStep]:
-    """What was committed since the table's horizon; with `minutes` only what is so old."""
+    """Yield what was committed since the table's horizon; with `minutes`, only what is that old."""
     options = QueuePlan(read_options(QueueSourceOptions, given), [], streaming=False)
     state = options.committed_state()
     identity = queue_identity(state.installation, state.id)
@@ -376,8 +376,8 @@ def queue_steps(
 def read_archive(
     spark: Any, target: str, *, topic: str | None = None, queue: str | None = None
 ) -> Any:
-    """The archived rows of one snapshot of the table, or of an archive of an earlier release. Rows
-    of a topic with several partitions have a column `partition`.
+    """Return the archived rows of one snapshot of the table, or of an archive of an earlier
+    release. Rows of a topic with several partitions have a column `partition`.
     """
     if topic is None:
         return archived_rows(spark, target, Origin(queue=queue))

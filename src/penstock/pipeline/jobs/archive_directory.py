@@ -91,7 +91,7 @@ class Lake:
         manifest = self.manifest(kind, name)
         if not manifest.files:
             names = ", ".join(f"{k} {n}" for k, n in self.names()) or "nothing"
-            raise NotFound(f"{self.root} holds no {kind} {name!r}; it holds {names}")
+            raise NotFound(f"{self.root} does not contain {kind} {name!r}; it has {names}")
         return manifest
 
     def replace(self, manifest: Manifest) -> None:

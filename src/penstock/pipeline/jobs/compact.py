@@ -144,7 +144,7 @@ def _to_topic(source: KeyedRecords, target: str) -> Compacted:
         return done
     latest = latest_rows(source.rows(start, end)).persist()
     try:
-        # What was never there need not be deleted.
+        # A key that was never there needs no deletion.
         kept = KEPT if reached is None else "true"
         _count(done, latest, kept)
         if source.dry_run:

@@ -50,7 +50,7 @@ READ = (
     "d.error" + SOURCE
 )
 
-# In this order: what is longer and more telling first.
+# In this order: the longer and more specific patterns first.
 PATTERNS = (
     (r"(?i)\\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\\b", "<id>"),
     (

@@ -21,7 +21,7 @@ from penstock.pipeline.jobs.svg_chart import Chart, ChartSeries, Panel
 COLORS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777")
 GREY = "#94a3b8"
 OTHERS = "all others"
-MAX_SERIES = 8  # of a panel; the rest is added up
+MAX_SERIES = 8  # of a panel; the others are added up
 HUE_STEP = 0.381966  # of the circle: what follows is far from what was there
 INTERVALS = (  # seconds, and what to call them
     *((60, "per minute"), (300, "per 5 minutes"), (900, "per 15 minutes")),
@@ -36,7 +36,7 @@ class ReportTable:
     columns: list[str]
     rows: list[list[str]]
     empty: str = "nothing in this time"
-    text: int = 1  # so many columns at the left are text, the others numbers
+    text: int = 1  # the number of text columns at the left; the others are numbers
 
 
 @dataclass
@@ -50,7 +50,7 @@ class HtmlReport:
     tables: list[ReportTable] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     step: str = ""  # "per minute"
-    window: tuple[datetime, datetime] | None = None  # what was asked for, if more than is shown
+    window: tuple[datetime, datetime] | None = None  # the requested number, if more than is shown
 
     @property
     def subtitle(self) -> str:

@@ -49,7 +49,9 @@ class Keys:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
     def read(self, frame: Any) -> Any:
-        """Columns key, offset, timestamp, payload, tombstone, broken, own (its offset, keyless)."""
+        """Return the columns key, offset, timestamp, payload, tombstone, broken and own (the offset
+        of a record without a key).
+        """
         text = f.col("payload").cast("string")
         # Strict, and the whole record: half a JSON object, or one in another encoding, must not
         # pass for an update.
@@ -151,8 +153,9 @@ class KeyedRecords:
 
 
 def latest_rows(rows: Any, content: str = "payload") -> Any:
-    """One row per key (and per record without one), with the counts of what it stands for.
-    `content` is the payload, or `size`: the bytes it takes."""
+    """Return one row per key (and per record without a key), with the number and the bytes of the
+    records behind it. `content` is the payload, or `size`: the bytes it takes.
+    """
     sized = rows.withColumn("size", f.length("payload") + RECORD_OVERHEAD_BYTES)
     grouped = sized.groupBy("key", "own").agg(
         f.max("offset").alias("offset"),

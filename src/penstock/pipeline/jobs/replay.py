@@ -142,22 +142,23 @@ def _replay(spark: Any, options: ReplayOptions, say: Say) -> Replayed:
             if OTHER_ROWS not in cause(error):
                 raise
             raise Conflict(
-                f"the source no longer has the records that replay {options.id!r} was begun with "
-                f"(offsets {low} to {low + step - 1}). Nothing of these was written. Replay what "
-                "is there under another --id."
+                f"the source no longer has the records with which replay {options.id!r} began "
+                f"(offsets {low} to {low + step - 1}). None of these were written. Replay the "
+                "existing records under another --id."
             ) from error
         written += count
         say(f"{written} of {result.rows} records")
         fastest = min(fastest, time.monotonic() - began)
-        # the next ones arrive at the end of a write, which takes its time too
+        # counted from the end of a write, which takes time too
         if options.rate and written < result.rows:
             time.sleep(max(0.0, count / options.rate - fastest))
     return result
 
 
 def _planned(options: ReplayOptions, limit: int, step: int) -> tuple[int, int]:
-    """How far the replay of this id goes and in what ranges: as now, or as when it was first begun.
-    The broker that is written to keeps it."""
+    """Return how far the replay of this id goes, and its ranges: those of its first run, which the
+    target broker remembers, or new ones.
+    """
     token, ca = default_token(options.token), ca_text(None)
     keeper: TopicLink | PushLink
     if options.to_topic:
@@ -172,9 +173,9 @@ def _planned(options: ReplayOptions, limit: int, step: int) -> tuple[int, int]:
         answer = keeper.claim(Claim(target, app, 0, 0, checksum, uuid.uuid4().hex, note))
     if answer.verdict != "write":
         raise Conflict(
-            f"replay {options.id!r} of {options.topic!r} into {target!r} was begun with another "
-            "--where, --start, --end or source. Nothing was written. Run it with those it was "
-            "begun with, or give this one another --id."
+            f"replay {options.id!r} of {options.topic!r} into {target!r} began with another "
+            "--where, --start, --end or source. Nothing was written. Run it with the same ones, or "
+            "with another --id."
         )
     limit, step = json.loads(answer.note)
     return int(limit), int(step)

@@ -35,9 +35,9 @@ from penstock.pipeline.session import activate
 from penstock.pipeline.sources.postgres import Postgres
 from penstock.pipeline.sources.topic_catalog import Topics
 
-# Of runs: longer than counters wait to be folded and commits are late.
+# Between runs: longer than counters wait to be folded and commits can be late.
 OVERLAP = timedelta(minutes=5)
-FIRST_RUN = timedelta(days=1)  # how far back a first run looks
+FIRST_RUN = timedelta(days=1)  # how far back the first run reads
 TASKS = 8
 
 OF_TOPIC_GROUPS = {  # columns, and what the broker's minutes call them
@@ -181,7 +181,7 @@ def _catalog(postgres: Postgres, names: Sequence[str]) -> minutes.Catalog:
 def _topic_groups(
     postgres: Postgres, caller: BrokerCaller, topics: set[str], start: datetime, end: datetime
 ) -> int:
-    """Groups on topics: the broker has counted them, a row per minute in which they committed."""
+    """Copy the figures of groups on topics, which the broker keeps for minutes with commits."""
     times = urlencode({"from": start.isoformat(), "to": end.isoformat()})
     rows = [
         {"kind": "topic", **{column: minute[key] for column, key in OF_TOPIC_GROUPS.items()}}

@@ -38,9 +38,9 @@ S3_CONNECTOR = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
 def table_frame(spark: Any, kind: str, name: str, archive: str | None, reach: Reach) -> Any:
-    """Every record of a topic or queue once: those of one snapshot of the table, and from its
-    position on those of the log or the queue. `reach` are options of the source. Rows of a topic
-    with several partitions have a column `partition`.
+    """Return every record of a topic or queue once: from one snapshot of the table, and after its
+    position from the log or the queue. `reach` has options of the source. Rows of a topic with
+    several partitions have a column `partition`.
 
     A topic's log may lose its beginning meanwhile, when the archive moves on: the source has the
     archive too, and reads from there what is gone.
@@ -90,7 +90,7 @@ def _whole_frame(spark: Any, table: LakeTable, reach: Reach) -> Any:
     rest = TypedColumns.of(snapshot, table.kind).applied(rest)
     if snapshot is None or position is None:
         return rest
-    # The log first: its tasks take longer to begin, and run beside those of the files.
+    # The log first: its tasks take longer to start, and run in parallel with those of the files.
     archived = archived_frame(spark, table, snapshot)
     if rest.columns == archived.columns:
         return rest.union(archived)

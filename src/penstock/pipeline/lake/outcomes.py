@@ -1,15 +1,14 @@
-"""What each group did with a queue's messages, as a column of the archive: `_outcomes`.
+"""Archive what each group did with a queue's messages, in the column `_outcomes`.
 
-PostgreSQL says it for the messages of a step as they stand when the step is archived, so only
-messages older than a given age are taken: by then most groups are done with them. It is an element
-per group:
+PostgreSQL reports the state of a message when its step is archived. So only messages older than a
+given age are archived: most groups have finished them by then. The column has an element per group:
 
     outcome    completed, dead, leased or waiting
     attempts   how many deliveries of the message to the group have ended, if the queue records
-               that; else of messages that failed and are not completed, how often
-    error      the last one of messages that failed and are not completed
-    latencyMs  from push to the dead letters; of completed messages from push to the end of their
-               last lease, if the queue records that
+               that; otherwise the number of failures of messages that are not completed
+    error      the last error of a message that failed and is not completed
+    latencyMs  from push to dead letter; for completed messages from push to the end of their last
+               lease, if the queue records that
 
 A queue records deliveries with its option `recordDeliveries`, a row per lease and not per message
 (migration `0018_deliveries.sql`).

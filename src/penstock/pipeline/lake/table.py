@@ -128,7 +128,7 @@ class LakeTable:
         snapshot = self.open()
         if snapshot is None or snapshot.position is None:
             raise NotFound(
-                f"{self.root.uri} holds no archive of {self.kind.name} {self.name!r}: make one "
+                f"{self.root.uri} has no archive of {self.kind.name} {self.name!r}: create one "
                 f"with `penstock pipeline run archive {self.root.uri} "
                 f"--{self.kind.name} {self.name}`"
             )

@@ -30,7 +30,7 @@ log = logging.getLogger("penstock.pipeline")
 
 INFER = "infer"
 OUTCOMES = "_outcomes"  # see `penstock.pipeline.lake.outcomes`
-# Of what Spark says of JSON values. Whole numbers beyond 64 bits and fractions are doubles.
+# Spark's types of JSON values. Integers beyond 64 bits and fractions are doubles.
 INFERRED = {
     "BIGINT": "long",
     "DECIMAL": "double",
@@ -42,7 +42,7 @@ INFERRED = {
     "VARIANT": "string",
 }
 MAX_COLUMNS = 1000
-# What Delta and Parquet take in a column's name.
+# Names of columns that Delta and Parquet accept.
 NAMEABLE = re.compile(r"[^ ,;{}()\n\t=`.]+").fullmatch
 
 
@@ -52,13 +52,13 @@ class TypedColumns:
     def __init__(self, kind: Kind, fields: Any = None) -> None:
         self.kind = kind
         self.fields = fields  # a StructType with the names in the records; None without any
-        # the columns that are no fields of payloads
+        # the columns that are not fields of payloads
         self.reserved = {*kind.columns.names, "date", REASON, OUTCOMES}
         self._taken = {name.lower() for name in self.reserved}
 
     @classmethod
     def of(cls, snapshot: Snapshot | None, kind: Kind) -> "TypedColumns":
-        """Those of a table."""
+        """Return the columns of a table."""
         if snapshot is None or REASON not in snapshot.columns().names:
             return cls(kind)
         typed = cls(kind, StructType())
@@ -68,7 +68,7 @@ class TypedColumns:
         return typed
 
     def declared(self, ddl: str) -> "TypedColumns":
-        """With the fields of a schema that was given."""
+        """Return these columns and the fields of the given schema."""
         try:
             more: Any = StructType.fromDDL(ddl)
         except PySparkException as error:
@@ -78,7 +78,7 @@ class TypedColumns:
         return self.extended(more)
 
     def extended(self, more: Any) -> "TypedColumns":
-        """With further fields of a StructType; Conflict for one that has another type."""
+        """Return these columns and those of a StructType. Raise Conflict if a type differs."""
         fields = {one.name.lower(): one for one in (self.fields or StructType([])).fields}
         for one in more.fields:
             if not NAMEABLE(one.name):
@@ -92,7 +92,7 @@ class TypedColumns:
         return TypedColumns(self.kind, StructType(list(fields.values())))
 
     def inferred(self, frame: Any) -> "TypedColumns":
-        """With the fields that the records of a frame have and the columns do not."""
+        """Return these columns and the fields of a frame's records that are not among them."""
         inferred = frame.sparkSession.sql(
             """SELECT key, schema_of_variant_agg(value) AS type
                  FROM {frame}, LATERAL variant_explode(try_parse_json(CAST(payload AS STRING)))
@@ -113,7 +113,7 @@ class TypedColumns:
         return self.extended(new)
 
     def arrow(self) -> list[pa.Field]:
-        """As columns of the table."""
+        """Return the columns as fields of the table."""
         if self.fields is None:
             return []
         columns = StructType()
@@ -122,14 +122,14 @@ class TypedColumns:
         return list(to_arrow_schema(columns.add(REASON, "string"), timezone="UTC"))
 
     def applied(self, frame: Any) -> Any:
-        """The frame with these columns and `_reason` behind its own."""
+        """Return the frame with these columns and `_reason` after its own."""
         if self.fields is None:
             return frame
         names = {one.name: self.column_name(one.name) for one in self.fields.fields}
         return parsed_fields(frame, self.fields, names)
 
     def column_name(self, field: str) -> str:
-        """A field's column: another underscore sets it apart from a reserved one."""
+        """Return the name of a field's column; a reserved name gets another underscore."""
         return f"{field}_" if field.rstrip("_").lower() in self._taken else field
 
     def field_name(self, column: str) -> str:

@@ -1,4 +1,4 @@
-"""A task's rows until they may be written, and their checksums."""
+"""Hold a task's rows until they may be written, and compute their checksums."""
 
 import hashlib
 import tempfile
@@ -41,7 +41,7 @@ EARLIER = partial(hashlib.blake2b, digest_size=16)  # of claims that release 0.2
 
 
 class Checksum:
-    """Of columns' values, however the rows are cut into batches."""
+    """A checksum of columns' values, however their rows are cut into batches."""
 
     def __init__(self, columns: Sequence[str], algorithm: Callable[[], Any] = TwoCrcs) -> None:
         # of each column's lengths, and of its bytes
@@ -60,8 +60,8 @@ class Checksum:
                     self._filled.add(name)
 
     def of(self, rows: int) -> str:
-        """In hexadecimal. Columns that no row has are left out, so that a batch begun by a release
-        without them is still the same.
+        """Return the checksum in hexadecimal. Columns that no row has are left out, so that a batch
+        begun by a release without them is still the same.
         """
         parts = [
             f"{name}:{lengths.hexdigest()}:{data.hexdigest()}"
@@ -116,7 +116,7 @@ class Held:
         yield from self._batches
 
     def packed(self) -> bytes:
-        """All of them, for the driver."""
+        """Return all rows, for the driver."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self._batches[0].schema) as stream:
             for batch in self:
@@ -125,7 +125,7 @@ class Held:
 
 
 def as_binary(values: pa.Array) -> pa.Array:
-    """Bytes that are equal for equal values."""
+    """Return bytes that are equal for equal values."""
     if pa.types.is_binary(values.type) or pa.types.is_string(values.type):
         return values.cast(pa.binary())
     if pa.types.is_nested(values.type):  # Arrow does not cast it

@@ -1,24 +1,23 @@
-"""Who writes: the identity that makes a sink's rows recognisable when a batch is run again.
+"""Give a sink's rows an identity, so that the target recognizes them when a batch runs again.
 
-Spark runs a batch again after a crash, and a task again after a failure, and a Python sink learns
-neither the query nor the batch by its arguments. The task's local properties tell both, in a
-stream's own writes and in those that `foreachBatch` makes; the user names the application with the
-option `appId`. So a row is (appId, query, batch, task, row), and the sinks turn that into an
-idempotent producer's sequence (topics) or a transactionId (queues). The query is the checkpoint's:
-with a new checkpoint batches are counted from 0 again over other rows, which must not be taken for
-the old ones. A write without a stream is batch 0 of its appId: made again, it adds nothing.
+Spark runs a batch again after a crash, and a task again after a failure. It passes neither the
+query nor the batch to a Python sink, but the local properties of the task have both, also inside
+`foreachBatch`. The user names the application with the option `appId`. So the identity of a row is
+(appId, query, batch, task, row). The sinks convert it to an idempotent producer's sequence (topics)
+or a transactionId (queues). The query belongs to the checkpoint: with a new checkpoint, batches
+count from 0 again and have other rows. A write without a stream is batch 0 of its appId; repeating
+it adds nothing.
 
-An identity is worth as much as the content behind it. So a task holds its rows until it has them
-all and claims its place at the broker with their checksums (the rules are those of
-`penstock.topics.write_claims`). It then writes them, or leaves them alone because an earlier run
-has written them all, or hands them to the driver: no task waits for another one while it occupies
-a core, and the driver writes them after all tasks have claimed. A batch that is run again with
-other rows is refused, before anything new of it is written.
+An identity needs the same content every time. So a task holds all its rows and claims its place at
+the broker with their checksums (`penstock.topics.write_claims` has the rules). Then it writes them,
+or drops them because an earlier run has written them all, or hands them to the driver. No task
+waits for another one while it occupies a core: the driver writes after all tasks have claimed. A
+batch that runs again with other rows is rejected before anything new of it is written.
 
-A row keeps its number only if the batch, run again, gives each task the same rows in the same
-order. Sources here see to it; a shuffle does not, hence `orderBy`: the columns by which a task
-sorts its rows before it writes them. They are the rows' keys: a task that is done is compared by
-its keys alone, since values such as sums of floats may differ from run to run.
+A row keeps its number only if a repeated batch gives each task the same rows in the same order. Our
+sources do so; a shuffle does not. Therefore `orderBy` names the columns by which a task sorts its
+rows before it writes them. They are the keys of the rows: a task that is done is compared only by
+keys, because other values, such as sums of floats, may differ between runs.
 """
 
 import sys
@@ -65,14 +64,14 @@ class Writer:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver: its claim, and its rows if the driver is to write them."""
+    """A task's message to the driver: its claim, and its rows if the driver writes them."""
 
     claim: Claim | None = None
     rows: bytes = b""  # Arrow's stream format
 
 
 def rejection(claim: Claim, answer: Claimed) -> Conflict:
-    """The error of a task whose rows are not to be written."""
+    """Return the error of a task whose rows must not be written."""
     place = f"batch {claim.batch} of {claim.app!r}"
     if answer.verdict == "behind":
         return Conflict(
@@ -105,7 +104,7 @@ def wait_for_turn(link: Any, claim: Claim) -> Claimed:
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"batch {claim.batch} of {claim.app!r} was begun by an earlier run, whose tasks "
-                f"{answer.tasks} have not come again for {WAIT_SECONDS:g} s, and task "
+                f"{answer.tasks} have not run again for {WAIT_SECONDS:g} s, and task "
                 f"{claim.task} has more than {HANDED_BYTES >> 20} MiB, too much to let the driver "
                 "write it: run the batch on at least as many cores as it has tasks"
             )
@@ -122,11 +121,11 @@ def append_once(rows: Any, order: Sequence[str], app: str, **sink: str | None) -
 
 @plain_errors
 class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
-    """Of topics and of queues, of batches and of streams. Options are read on the driver."""
+    """The writer of a sink of batches or streams. The driver reads its options."""
 
     kind: ClassVar[str]  # topic or queue: the option that names the target, or a column that does
     text_columns: ClassVar[tuple[str, ...]]
-    place_columns: ClassVar[tuple[str, ...]]  # that say where a row goes: part of its keys
+    place_columns: ClassVar[tuple[str, ...]]  # that decide where a row goes: part of its keys
     connect: ClassVar[Callable[..., Any]]
 
     def __init__(
@@ -155,7 +154,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         for name in self.text_columns:
             if self._types.get(name, "string") != "string":
                 raise self._unfit(f"the column {name} must be a string")
-        # then the identity is the data's own
+        # the data has its own identity
         self._identified = "transactionId" in self.text_columns and "transactionId" in self._types
         if not self._app and not self._identified:
             sys.stderr.write(
@@ -169,7 +168,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return InvalidRequest(f"{why}; the rows have {columns}")
 
     def _writer(self) -> Writer | None:
-        """On an executor: which batch and task this is; None without an identity of ours."""
+        """Return the batch and task on this executor; None for a sink without an identity."""
         if not self._app or self._identified:
             return None
         context = TaskContext.get()
@@ -186,8 +185,9 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         return Writer(app, number, context.partitionId())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: write a task's rows. All of them are read even if none is to be written,
-        because steps with a state store it after the last one."""
+        """Write a task's rows, on an executor. Read all of them even if none is written, because
+        steps with state store it after the last one.
+        """
         rows = self.prepare(self._ordered(iterator) if self._order else iterator)
         writer = self._writer()
         with self.connect(self._address, **self._reach) as link, closing(Held()) as held:
@@ -238,18 +238,20 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             raise rejection(claim, answer)
 
     def prepare(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows in the form in which they are claimed. Rows that cannot be written fail the
-        task here, before it has claimed anything."""
+        """Yield the rows in the form in which they are claimed. Rows that cannot be written fail
+        the task here, before it has claimed anything.
+        """
         return rows
 
     @abstractmethod
     def columns(self) -> Sequence[str]:
-        """The names of the columns that are written, if the rows have them."""
+        """Return the names of the columns that are written, if the rows have them."""
 
     @abstractmethod
     def resumes_by_row(self, held: Held) -> bool:
-        """Whether a task that was interrupted knows which rows are stored, whatever their values:
-        then its keys are enough to go on."""
+        """Return whether an interrupted task knows which rows are stored, whatever their values.
+        Its keys are then enough to continue.
+        """
 
     @abstractmethod
     def send(
@@ -277,8 +279,7 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int = 0,  # noqa: ARG002, N803
     ) -> None:
-        """On the driver, when all tasks are done: write the rows they handed over; the batch takes
-        no others."""
+        """Write the rows that tasks handed over, on the driver, and close the batch."""
         written = [one for one in messages if isinstance(one, Written) and one.claim is not None]
         if not written:
             return
@@ -291,4 +292,4 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             link.commit_sink(Commit(self._target, place.app, place.batch))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
-        """What was written stays; with an appId the batch, run again, finds it there."""
+        """Keep what was written: with an appId, a repeated batch finds it there."""

@@ -55,7 +55,7 @@ class PostgresSink:
         for name in nested:  # as JSON, which is cast to the type of the target's column
             rows = rows.withColumn(name, f.to_json(f.col(f"`{name}`")))
         patience = Patience(self._patience)
-        while True:  # all of it may be done twice
+        while True:  # safe to repeat as a whole
             try:
                 self._write(rows, app, number)
                 break
@@ -137,7 +137,7 @@ class PostgresSink:
             session.run(f"DELETE FROM {target} t USING {source} s WHERE s.{DELETED} AND {same}")
 
     def _column_types(self, session: "PostgresSession", columns: list[str]) -> dict[str, str]:
-        """The target's types of the columns that are written."""
+        """Return the types that the target's columns have, of those that are written."""
         target_columns = session.run(
             "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
             "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
@@ -165,7 +165,7 @@ NESTED = ("struct", "array", "map", "variant")
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it."""
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 

@@ -1,15 +1,12 @@
-"""The queue sink: rows become messages, pushed in batches over HTTP, each with a transactionId that
-is the same again.
+"""The queue sink: push rows as messages in batches over HTTP, with transactionIds that repeat.
 
-With `appId` a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>`
-(in a write without a stream no query, and batch 0; see `penstock.pipeline.sinks.identity`). The
-broker stores a task's rows together with their number, so a task that is run again continues behind
-the rows that are stored, whether or not their messages still exist. A column `transactionId` takes
-precedence: then the identity is the data's own and holds across applications too, for as long as
-the messages exist.
+With `appId`, a row without a transactionId of its own gets `<appId>:<query>:<batch>:<task>:<row>`
+(a write without a stream has no query, and batch 0; see `penstock.pipeline.sinks.identity`). The
+broker stores a task's rows together with their number, so a task that runs again continues after
+the stored rows, whether or not their messages still exist. A column `transactionId` takes
+precedence: it also holds across applications, for as long as the messages exist.
 
-The request's JSON is put together column by column in Arrow; payloads that are JSON already go in
-as they are.
+Arrow builds the JSON of the request column by column. Payloads that are JSON stay as they are.
 """
 
 import json
@@ -47,7 +44,7 @@ PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
 HEADERS = "headers"  # a map of strings
-# what it counts as: a line of a buffer file may be a message for later
+# the kind of item: a line of a buffer file may be a delayed message
 DONE = {name: name for name in ("queued", "duplicate", "buffered")} | {"scheduled": "queued"}
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -120,7 +117,7 @@ class PushLink(BrokerCaller):
     def _push_once(
         self, items: list[bytes], done: PushCounts, *, repeatable: bool
     ) -> tuple[list[bytes], object]:
-        """The items that are to be pushed again, and why; those that are stored are counted."""
+        """Push the items and count the stored ones. Return those to push again, and why."""
         try:
             answer = self.attempt("POST", self._endpoint.path, self._endpoint.join(items))
         except CannotConnect as error:
@@ -143,7 +140,7 @@ class PushLink(BrokerCaller):
         )
 
     def claim(self, claim: Claim) -> Claimed:
-        """Whether a task may write; may be asked twice."""
+        """Ask whether a task may write. Safe to repeat."""
         body = self.call("POST", "/api/v1/sinks/claim", msgspec.json.encode(claim))
         return msgspec.json.decode(body, type=Claimed)
 
@@ -168,7 +165,7 @@ class PushLink(BrokerCaller):
             row, deadline = stored, time.monotonic() + self._patience
 
     def commit_sink(self, done: Commit) -> None:
-        """Say that a batch is complete; may be said twice."""
+        """Report that a batch is complete. Safe to repeat."""
         self.call("POST", "/api/v1/sinks/commit", msgspec.json.encode(done))
 
 
@@ -198,7 +195,7 @@ def _unstored(
 
 
 def json_texts(values: pa.Array) -> pa.Array:
-    """Each text as a JSON string; null stays null. Encoded once per distinct value."""
+    """Encode each text as a JSON string; null stays null. Each distinct value is encoded once."""
     coded = values.dictionary_encode()
     texts = [
         None if text is None else msgspec.json.encode(text) for text in coded.dictionary.to_pylist()
@@ -207,7 +204,7 @@ def json_texts(values: pa.Array) -> pa.Array:
 
 
 def check_text(values: pa.Array, name: str, first_row: int) -> None:
-    """Every value must be UTF-8, which Spark does not see to when bytes are cast to a string."""
+    """Check that every value is UTF-8: Spark does not when it casts bytes to a string."""
     raw = values.cast(pa.binary())
     try:
         raw.cast(pa.string())
@@ -224,7 +221,7 @@ def check_text(values: pa.Array, name: str, first_row: int) -> None:
 
 
 def check_json(payloads: pa.Array, first_row: int) -> None:
-    """Every payload must be one JSON value: one that is not would end inside its neighbour's."""
+    """Check that every payload is one JSON value: otherwise it would end inside its neighbor's."""
     check_text(payloads, "payload", first_row)
     joined = b"[" + b",".join(payloads.to_pylist()) + b"]"
     lengths = pc.binary_length(payloads).to_pylist()
@@ -247,7 +244,7 @@ def check_json(payloads: pa.Array, first_row: int) -> None:
 
 
 def _has_half_pair(payload: bytes) -> bool:
-    """Whether it is JSON but for half of a surrogate pair. msgspec calls such data truncated."""
+    """Return whether it is JSON except for half a surrogate pair; msgspec calls that truncated."""
     try:
         json.dumps(json.loads(payload), ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -258,7 +255,7 @@ def _has_half_pair(payload: bytes) -> bool:
 
 
 def _with_header_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with its headers as JSON texts, null where there are none; equal for equal maps."""
+    """Return the batch with its headers as JSON texts or null. Equal maps give equal texts."""
     place = batch.schema.get_field_index(HEADERS)
     texts = [
         headers.encode(dict(sorted(pairs))) if pairs else None
@@ -309,7 +306,7 @@ class QueueWriter(SinkWriter):
     def _pieces(
         self, rows: Iterator[pa.RecordBatch], prefix: str, first: int
     ) -> Iterator[tuple[int, list[bytes]]]:
-        """The items of requests from row `first` on, each with the number of its first row."""
+        """Yield the items of each request from row `first` on, with the number of its first row."""
         end = 0  # of the batch, in rows of the task
         for batch in rows:
             begin, end = end, end + batch.num_rows
@@ -332,7 +329,7 @@ class QueueWriter(SinkWriter):
             row += batch.num_rows
 
     def _items(self, batch: pa.RecordBatch, prefix: str | None, row: int) -> Iterator[list[bytes]]:
-        """The rows as encoded items, in requests of bounded size."""
+        """Yield the rows as encoded items, in requests of bounded size."""
         names = batch.schema.names
         fields: dict[str, pa.Array | pa.Scalar] = {}  # JSON texts, null for none
         for name in TEXT:

@@ -30,7 +30,7 @@ class PenstockSource(DataSource):
         return "penstock"
 
     def _of_queue(self, schema: StructType | None = None) -> bool:
-        """By the option `queue`, or for a sink by a column of that name."""
+        """Return whether the option `queue`, or for a sink a column of that name, is set."""
         given = {name.lower() for name, value in self.options.items() if value}
         queue = bool(given & {"queue", "assign"})
         topic = bool(given & {"topic", "topics", "subscribe", "topicpattern", "subscribepattern"})
@@ -51,11 +51,11 @@ class PenstockSource(DataSource):
             return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        """For `df.write`; appends only."""
+        """Return the writer of `df.write`, which can only append."""
         return self._sink(schema, overwrite, streaming=False)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        """For `df.writeStream`; appends only."""
+        """Return the writer of `df.writeStream`, which can only append."""
         return self._sink(schema, overwrite, streaming=True)
 
     def _source(self, schema: StructType, *, streaming: bool) -> Any:

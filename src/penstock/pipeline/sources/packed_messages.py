@@ -1,11 +1,10 @@
-"""Messages of a range of the table's blocks, packed by PostgreSQL: a row of the answer holds a
-column of many messages.
+"""Read messages of a range of the table's blocks, packed by PostgreSQL: each row of the answer has
+columns of many messages.
 
-A message costs the client most when it is a row: libpq copies it, ADBC takes its fields one by one.
-So PostgreSQL puts the messages of some blocks together: `string_agg` of numbers in their binary
-form, of texts and payloads, and of the lengths of these. What arrives are the buffers of Arrow
-columns but for the order of bytes. For a million messages it costs PostgreSQL 0.25 s of CPU more
-and the client 0.65 s less than as many rows.
+The client pays most for rows: libpq copies each, and ADBC takes their fields one by one. So
+PostgreSQL concatenates the messages of some blocks with `string_agg`: numbers in binary form,
+texts, payloads and their lengths. The result is Arrow's buffers, except for the byte order. For a
+million messages, this costs PostgreSQL 0.25 s of CPU more and the client 0.65 s less.
 
 | column     | bytes                                                                               |
 |------------|-------------------------------------------------------------------------------------|
@@ -15,14 +14,14 @@ and the client 0.65 s less than as many rows.
 | `t` `d`    | transaction_id, payload: one after the other                                        |
 | `tl` `dl`  | their lengths: i32 each, big-endian; -1 for a payload that Spark must not read      |
 | `h`        | headers, JSON text: one after the other                                             |
-| `hl`       | their lengths: i32 each, big-endian; -1 for none, 0 for some that are sealed        |
+| `hl`       | their lengths: i32 each, big-endian; -1 for none, 0 for encrypted ones              |
 | `c`        | trace_id: 16 bytes for each message that has one                                    |
-| `cl`       | whether it has: one byte, 0 or 1, each                                              |
+| `cl`       | whether it has one: a byte, 0 or 1, each                                            |
 
 A packed row must stay far below PostgreSQL's limit of 1 GB, whatever the payloads are. BLOCKS
-blocks hold at most 32 * 8 KB, and compressed in place at most 255 times that. Where there are
-payloads out of place (TOAST) only those of up to SMALL bytes are packed; `rest` are the others, to
-be read as rows.
+blocks have at most 32 * 8 KB, and at most 255 times that after decompression. Of payloads stored
+out of line (TOAST), only those of up to SMALL bytes are packed; `rest` selects the others, which
+are read as rows.
 """
 
 import numpy as np
@@ -54,7 +53,7 @@ _PACK = {
 def query(
     needed: list[str], conditions: list[str], first: int, end: int | None, *, toasted: bool
 ) -> str:
-    """The messages in the blocks from `first` up to `end` (None: where the table ends)."""
+    """Return the query of the messages in blocks `first` up to `end` (None: end of the table)."""
     columns = "".join(
         f", string_agg({value}, '')" + f" AS {name}"
         for need in needed
@@ -81,12 +80,12 @@ def query(
 
 
 def rest() -> str:
-    """The condition of the messages that `query` leaves out of a table with TOAST."""
+    """Return the condition of the messages that `query` leaves out of a table with TOAST."""
     return f"octet_length(m.payload) > {SMALL}"
 
 
 def unpack(packed: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages as rows again: the columns that were needed, by their letters."""
+    """Return the messages as rows again, with the columns named by their letters."""
     count = int(packed["n"].to_numpy().sum())
     names = packed.schema.names
     made: dict[str, pa.Array] = {}
@@ -110,7 +109,7 @@ def _numbers(column: pa.Array, kind: str) -> npt.NDArray[np.int64]:
 
 
 def _slices(kind: pa.DataType, lengths: npt.NDArray[np.int64], column: pa.Array) -> pa.Array:
-    """The values of these lengths that the column's bytes are, -1 for a null."""
+    """Split the column's bytes into values of these lengths; -1 is a null."""
     ends = np.zeros(len(lengths) + 1, np.int32)
     there = lengths >= 0
     np.cumsum(np.where(there, lengths, 0), out=ends[1:])

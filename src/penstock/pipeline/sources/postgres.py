@@ -1,9 +1,7 @@
-"""PostgreSQL from Spark: queries as Arrow, through ADBC (binary COPY underneath, no row becomes a
-Python object).
+"""Query PostgreSQL from Spark, as Arrow, through ADBC: binary COPY, and no Python object per row.
 
-A server that is away (restarted, failed over) is waited for, `databaseTimeout` seconds, before a
-question fails: every question asked here may be asked twice. A large answer that breaks off in the
-middle is its reader's affair.
+If the server is away (restart, failover), queries are repeated for `databaseTimeout` seconds: all
+of them are safe to repeat. If a large answer breaks off in the middle, its reader handles that.
 """
 
 import atexit
@@ -26,8 +24,8 @@ from penstock.protocol.replication import STANDBY_LAG
 log = logging.getLogger("penstock.pipeline")
 
 PRIMARY = "primary"
-# What a server says that stops, starts, fails over or has no connection to spare, and a standby
-# whose replay got in the way of a query (40001): it will pass.
+# Errors of a server that stops, starts, fails over or has no free connection, and of a standby
+# whose replay conflicts with a query (40001): they pass.
 AWAY = {"57P01", "57P02", "57P03", "53300", "25006", "08000", "08003", "08006", "08001", "08004"}
 AWAY |= {"40001"}
 
@@ -51,7 +49,7 @@ class Away(Unavailable):
 
 
 class Postgres:
-    """How to reach the broker's database. Picklable.
+    """The address of the broker's database. Picklable.
 
     Without the option `database` it is the database of the broker on this machine, according to the
     environment, penstock.yaml, or the broker that runs in ./penstock-data.
@@ -79,8 +77,9 @@ class Postgres:
         self._read_url = self._read_url or standby
 
     def standby(self) -> "Postgres | None":
-        """The standby that `readDatabase` or the configuration here names (`database.read_url`);
-        None for none, or for the word `primary`. What is written or leased never goes there.
+        """Return the standby that `readDatabase` or the configuration here names
+        (`database.read_url`); None without one, or for the word `primary`. Writes and leases never
+        go there.
         """
         if self._read_url in ("", PRIMARY):
             return None
@@ -89,11 +88,11 @@ class Postgres:
         return standby
 
     def behind_seconds(self) -> float:
-        """How old a standby's rows may be."""
+        """Return how old a standby's rows may be."""
         return float(self.rows(STANDBY_LAG)[0][0] or 0.0)
 
     def connect(self, *, autocommit: bool = False) -> Any:
-        """A new connection. Away when the server may answer later, Unavailable otherwise."""
+        """Return a new connection. Raise Away if the server may answer later, or Unavailable."""
         from adbc_driver_postgresql import dbapi
 
         try:
@@ -109,7 +108,7 @@ class Postgres:
     def _ask(
         self, query: str, parameters: tuple[Any, ...] = (), *, copy: bool = True
     ) -> Iterator[Any]:
-        """A cursor with the query's answer. The connection is kept if all went well."""
+        """Yield a cursor with the query's answer. The connection is kept if nothing fails."""
         patience = Patience(self.patience)
         while True:
             try:
@@ -133,7 +132,7 @@ class Postgres:
         idle = _IDLE.setdefault((self.url, self.schema), [])
         while True:
             try:
-                # a thread may have been faster: no look before the leap
+                # not checked first: another thread may have been faster
                 connection, kept = idle.pop(), True
             except IndexError:
                 connection, kept = self.connect(autocommit=True), False
@@ -151,23 +150,23 @@ class Postgres:
                 raise failure("PostgreSQL refused", error) from error
 
     def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """A small answer, as tuples."""
+        """Return a small answer, as tuples."""
         with self._ask(query, parameters) as cursor:
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def estimate(self, query: str) -> float:
-        """How many rows PostgreSQL expects of a query."""
+        """Return how many rows PostgreSQL expects of a query."""
         with self._ask(f"EXPLAIN (FORMAT JSON) {query}", copy=False) as cursor:
             return float(json.loads(cursor.fetchone()[0])[0]["Plan"]["Plan Rows"])
 
     def batches(self, query: str) -> Iterator[pa.RecordBatch]:
-        """A large answer, batch by batch as it arrives."""
+        """Yield a large answer in batches, as they arrive."""
         from adbc_driver_postgresql import dbapi
 
         try:
             with self._ask(query) as cursor:
                 yield from cursor.fetch_record_batch()
-        # the last two are pyarrow's own, when it pulls from a broken stream
+        # pyarrow raises the last two when it reads from a broken stream
         except (dbapi.Error, pa.ArrowException, OSError) as error:
             raise failure("PostgreSQL failed while a range was read", error) from error
 
@@ -181,7 +180,7 @@ class Patience:
         self._backoff = Backoff(first=0.1)
 
     def wait(self, reason: Exception) -> None:
-        """Until the next attempt; raises `reason` when there shall be none."""
+        """Wait until the next attempt, or raise `reason` if there is none."""
         now = time.monotonic()
         if self._began is None:
             self._began = now
@@ -194,8 +193,8 @@ class Patience:
         delay = self._backoff.delay()
         if now + delay > self._began + self._seconds:
             raise Unavailable(
-                f"{reason}; it was away for {now - self._began:.0f} s. Give the option "
-                f"databaseTimeout more seconds than {self._seconds:g} to wait longer"
+                f"{reason}; it was away for {now - self._began:.0f} s. Raise the option "
+                f"databaseTimeout ({self._seconds:g} s) to wait longer"
             ) from reason
         time.sleep(delay)
 
@@ -207,8 +206,9 @@ class Patience:
 
 
 def failure(what: str, error: Exception) -> Unavailable:
-    """What the driver says without its details; Away if the server is, as opposed to having
-    answered that something is wrong."""
+    """Return the driver's error without its details: Away if the server did not answer, Unavailable
+    if it reported an error.
+    """
     text = str(error).strip()
     away = bool(LOST.search(text)) and not WRONG.search(text)
     if state := getattr(error, "sqlstate", None):
@@ -217,7 +217,7 @@ def failure(what: str, error: Exception) -> Unavailable:
     return (Away if away else Unavailable)(f"{what}: {first_line}")
 
 
-# Connections of this process; ADBC takes its time to open one.
+# Connections of this process: ADBC is slow to open one.
 _IDLE: dict[tuple[str, str], list[Any]] = {}
 
 

@@ -1,25 +1,23 @@
-"""The queue source, batch and streaming: all partitions of a queue, read from PostgreSQL in
-parallel.
+"""The queue source for batches and streams: read all partitions from PostgreSQL in parallel.
 
-The position in a queue of a million partitions is one number. Each message carries the id of the
-transaction that stored it (`xid`), and `pg_snapshot_xmin(pg_current_snapshot())` is the oldest
-transaction still running: every transaction below it has ended, so messages with a smaller xid are
-all visible or never will be. That is the horizon. A batch is the messages with `from <= xid <
-horizon`. A transaction that stays open keeps the horizon below itself, so its messages are in a
-later batch whenever it commits; none is passed by. What it costs: while any transaction that writes
-stays open, on the whole server, the source sees nothing newer than it. A read that ends by itself
-waits a moment for those that are open (`waitForTransactions`); whoever holds messages back longer
-is named in the log.
+The position in a queue of a million partitions is one number. Each message has the id of the
+transaction that stored it (`xid`). `pg_snapshot_xmin(pg_current_snapshot())` is the oldest running
+transaction, the horizon: every transaction below it has ended, so messages with a smaller xid are
+visible now or never. A batch is the messages with `from <= xid < horizon`. A transaction that stays
+open keeps the horizon below itself. Its messages are in a later batch whenever it commits, so none
+is missed. The price: while any writing transaction is open on the server, the source sees nothing
+newer. A read that ends by itself waits for open transactions for `waitForTransactions`; the log
+names the transactions that stay open longer.
 
 An offset is `{"queue", "id", "installation", "xid", "cuts"}`. The queue's id and the database's
-installation number tell a queue that was deleted and made again, or another database, from the one
-the checkpoint belongs to. `cuts` says how the batch that ends here is divided among tasks: whole
-partitions, so that one partition's messages stay in order within one task.
+installation number detect a queue that was created again, and another database. `cuts` says how the
+batch that ends here is divided into tasks: by whole partitions, so that the messages of a partition
+stay in order within one task.
 
-A batch read (`spark.read`) promises no order. When it takes a good part of the table, its tasks
-read ranges of the table's blocks: each block once and in sequence, where ranges of partitions would
-visit every block from every task. Blocks keep their rows as long as the table's file is the same
-one (messages are never updated); a task makes sure. And PostgreSQL packs many messages into a row
+A batch read (`spark.read`) has no order. If it needs a large part of the table, its tasks read
+ranges of the table's blocks: each block once and in sequence. Ranges of partitions would visit
+every block from every task. Blocks keep their rows as long as the table's file stays the same
+(messages are never updated), which each task checks. PostgreSQL packs many messages into a row
 (`penstock.pipeline.sources.packed_messages`).
 """
 
@@ -59,7 +57,7 @@ WARN_SECONDS = 5.0  # how long a transaction holds a stream back before it is na
 REPEAT_SECONDS = 60.0  # until it is named again
 COUNTED = 100_000  # messages held back are counted up to here
 SMALL_BATCH = 20_000  # messages; up to here one task reads them all
-SCAN_SHARE = 0.2  # from this part of the table on, its blocks are read one after another
+SCAN_SHARE = 0.2  # from this share of the table on, its blocks are read in sequence
 NEVER_NULL = ("queue", "partition", "seq", "id", "transactionId", "createdAt")
 
 # Lengths are counted in bytes of the server's encoding; texts arrive in ours.
@@ -78,14 +76,16 @@ class QueueState:
 
 
 class QueuePlan:
-    """What is read of a queue, and how it is cut into tasks. Picklable."""
+    """The messages to read from a queue, and their division into tasks. Picklable."""
 
     def __init__(
         self, options: QueueSourceOptions, columns: Sequence[str], *, streaming: bool
     ) -> None:
         self.given = options
         self.primary = Postgres(options, options.read_database)
-        self.postgres = self.primary.standby() or self.primary  # what messages are read from
+        self.postgres = (
+            self.primary.standby() or self.primary
+        )  # the server that messages are read from
         self.queue = options.name
         self.partitions = Names(options.assign[1] if options.assign else None)
         self.streaming = streaming
@@ -101,7 +101,7 @@ class QueuePlan:
         self.rows = QueueRows(self.postgres, self.queue, checked, streaming, options.encrypted)
 
     def state(self) -> QueueState:
-        """The queue's state now; NotFound when there is none of this name."""
+        """Return the queue's state now, or raise NotFound."""
         rows = self.postgres.rows(
             "SELECT q.id, i.id, pg_snapshot_xmin(pg_current_snapshot())::text FROM queues q "
             "CROSS JOIN installation i WHERE q.name = $1 AND q.deleted_at IS NULL",
@@ -113,9 +113,10 @@ class QueuePlan:
         return QueueState(number, installation, int(horizon))
 
     def committed_state(self) -> QueueState:
-        """The state once all that is committed now is below the horizon. Whoever keeps a
-        transaction open longer than it is waited for (`waitForTransactions`) is named: newer
-        messages are not read then."""
+        """Return the state once everything that is committed now is below the horizon. If a
+        transaction stays open for longer than `waitForTransactions`, it is named, and newer
+        messages are not read.
+        """
         deadline = time.monotonic() + self.given.wait_for_transactions
         state = self.state()
         newest = self._newest(state)
@@ -128,7 +129,7 @@ class QueuePlan:
         return state
 
     def _newest(self, state: QueueState) -> int | None:
-        """The last transaction with messages that are committed and not below the horizon."""
+        """Return the last transaction with committed messages that are not below the horizon."""
         rows = self.postgres.rows(
             f"SELECT m.xid::text FROM messages m WHERE m.queue_id = {state.id} "
             f"AND m.xid >= '{state.horizon}'::xid8 ORDER BY m.xid DESC LIMIT 1"
@@ -138,7 +139,7 @@ class QueuePlan:
     def name_holder(self, state: QueueState) -> None:
         """Log which transaction holds committed messages back, if any are."""
         if self.postgres is not self.primary:
-            return  # who writes is known to the primary alone
+            return  # only the primary knows who writes
         short = state.horizon & 0xFFFFFFFF  # as processes show it: without its epoch
         age = "extract(epoch FROM clock_timestamp() - {})::float8"
         rows = self.postgres.rows(
@@ -161,7 +162,7 @@ class QueuePlan:
             )
 
     def among(self, id: int, column: str = "m.partition_id") -> list[str]:
-        """The condition that a message's partition is one of those asked for, if any are."""
+        """Return the condition that limits messages to the requested partitions, if any."""
         if self.partitions.allowed is None:
             return []
         rows = self.postgres.rows(
@@ -173,7 +174,7 @@ class QueuePlan:
         return [f"{column} = ANY('{{{ids}}}'::bigint[])"]
 
     def count(self, state: QueueState, low: int) -> int:
-        """Messages from this transaction on, up to COUNTED of them."""
+        """Count the messages from this transaction on, up to COUNTED."""
         ((count,),) = self.postgres.rows(
             f"SELECT count(*) FROM (SELECT 1 FROM {self._messages(state.id, low)} "
             f"LIMIT {COUNTED}) x"
@@ -181,7 +182,7 @@ class QueuePlan:
         return int(count)
 
     def nth_xid(self, id: int, low: int, n: int) -> int | None:
-        """The xid of the n-th message from `low` on, counted from 0; None if there is none."""
+        """Return the xid of the n-th message from `low` on, counted from 0, or None."""
         rows = self.postgres.rows(
             # not `xid`, which would be the text: 9 after 10, and no index
             f"SELECT m.xid::text FROM {self._messages(id, low)} ORDER BY m.xid OFFSET {n} LIMIT 1"
@@ -189,12 +190,12 @@ class QueuePlan:
         return int(rows[0][0]) if rows else None
 
     def _messages(self, id: int, low: int) -> str:
-        """Those of a queue's partitions that are read, from a transaction on."""
+        """Return the query of the messages of the requested partitions, from a transaction on."""
         wanted = [f"m.queue_id = {id}", *self.among(id), f"m.xid >= '{low}'::xid8"]
         return f"messages m WHERE {' AND '.join(wanted)}"
 
     def cuts(self, id: int, low: int, high: int) -> list[list[int]]:
-        """Places of (partition, seq) order that divide the batch into tasks, if it is large."""
+        """Return the places in (partition, seq) order that divide a large batch into tasks."""
         far = self.nth_xid(id, low, SMALL_BATCH)
         if self.tasks == 1 or far is None or far >= high:
             return []
@@ -208,7 +209,7 @@ class QueuePlan:
             return [
                 [cut, 0] for cut in sorted({int(row[0]) + 1 for row in rows if row[0] is not None})
             ]
-        # A batch read promises no order: few partitions are cut within.
+        # A batch read has no order, so a partition may be split if there are few.
         own = " AND ".join([f"p.queue_id = {id}", *self.among(id, "p.id")])
         ends = self.postgres.rows(
             "SELECT p.id, (SELECT min(seq) FROM messages m WHERE m.partition_id = p.id), "
@@ -227,7 +228,7 @@ class QueuePlan:
         return [QueueRange(low, high, a, b) for a, b in pairwise(places)]
 
     def scan(self, id: int, low: int, high: int) -> list[QueueRange]:
-        """Ranges of the table's blocks, if a good part of the table is wanted; else none."""
+        """Return ranges of the table's blocks if a large part of it is wanted, or else none."""
         ((rows, pages, file, packed),) = self.postgres.rows(
             f"SELECT reltuples::float8, relpages, ({FILE}), {_PACKED} FROM pg_class WHERE oid "
             "= 'messages'::regclass"
@@ -238,7 +239,7 @@ class QueuePlan:
         if self.tasks == 1 or rows < SMALL_BATCH or wanted < SCAN_SHARE * rows:
             return []
         cuts = [pages * i // self.tasks for i in range(1, self.tasks)]
-        places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the end, wherever that is by now
+        places = [(0, 0), *((cut, 0) for cut in cuts), None]  # to the current end
         return [QueueRange(low, high, a, b, file, packed) for a, b in pairwise(places)]
 
     def read(self, state: QueueState, task: QueueRange) -> Iterator[pa.RecordBatch]:
@@ -257,7 +258,7 @@ class QueuePlan:
         return conditions
 
     def check_standby(self) -> None:
-        """That a standby follows the primary, and how far it is behind, if one is read."""
+        """Check that a standby follows the primary, and how far it is behind, if one is read."""
         if self.postgres is self.primary:
             return
         log.warning(
@@ -280,8 +281,7 @@ class QueuePlan:
             )
 
     def _wait_for_standby(self, horizon: int) -> None:
-        """A batch may have been planned on another server than the one that is read now, which has
-        to have all of it."""
+        """Wait until this server has the whole batch, which another one may have planned."""
         if self.postgres is self.primary:
             return
         patience = Patience(self.postgres.patience)
@@ -303,7 +303,7 @@ class QueueReader(FilteredReader):
         self.state = plan.state() if plan.given.to_xid else plan.committed_state()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """All of it, or between two horizons that were taken before (`fromXid`, `toXid`)."""
+        """Return tasks for all messages, or for those between two horizons (`fromXid`, `toXid`)."""
         o, queue = self.plan, self.state.id
         low, high = o.given.from_xid, min(o.given.to_xid or self.state.horizon, self.state.horizon)
         return o.scan(queue, low, high) or o.ranges(low, high, o.cuts(queue, low, high))
@@ -360,7 +360,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first is None or first >= high:
             if first is not None and self._target is None:
                 self._name_holder(now)
-            return start  # nothing new: a horizon that moves alone makes no batch
+            return start  # nothing new: a horizon that moves without messages makes no batch
         if self._target is None and o.delay.at_least:
             last = o.nth_xid(now.id, low, o.delay.at_least - 1)
             if o.delay.holds(last is not None and last < high):
@@ -375,7 +375,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(high, o.cuts(now.id, low, high))
 
     def _name_holder(self, now: QueueState) -> None:
-        """When the horizon has stood still for a while, and then from time to time."""
+        """Log which transaction holds the horizon back, when it has stood still for a while and
+        then from time to time.
+        """
         if self._held is None or self._held[0] != now.horizon:
             self._held = (now.horizon, time.monotonic() + WARN_SECONDS)
         elif time.monotonic() >= self._held[1]:
@@ -404,8 +406,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.state = now
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """How far it could go, for Spark's progress, and how many messages that is from the end
-        of the batch planned last."""
+        """Return how far the stream could read, for Spark's progress, and how many messages that is
+        after the last planned batch.
+        """
         o, now = self.plan, self.plan.state()
         waiting = o.count(now, self._planned)
         latest = {**self._offset(now.horizon, []), "waiting": waiting, "more": waiting >= COUNTED}

@@ -1,7 +1,7 @@
-"""The rows of a task of the queue source: a range of a queue's messages, as Arrow batches.
+"""Return the rows of a task of the queue source, a range of a queue's messages, as Arrow batches.
 
-What can be made here is not sent by PostgreSQL: the queue's name, ids and traces as text,
-partitions' names (asked for once per task and partition).
+PostgreSQL does not send what can be computed here: the queue's name, ids and traces as text, and
+names of partitions (queried once per task and partition).
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ class QueueRows:
     def read(
         self, installation: int, task: QueueRange, conditions: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Those of the task that meet the conditions."""
+        """Yield the messages of the task that meet the conditions."""
         # A stream's ranges have an order: one that breaks off can be resumed, if it is known where
         # that was.
         place = "ps" if self.streaming else ""
@@ -97,9 +97,10 @@ class QueueRows:
     def _resumed(
         self, task: QueueRange, needed: list[str], conditions: list[str]
     ) -> Iterator[pa.RecordBatch]:
-        """The task's messages as rows, also when PostgreSQL goes away in between: a stream's range
-        is read on from where it broke off. A range without an order is begun once more as long as
-        nothing of it was handed on."""
+        """Yield the task's messages as rows, even if PostgreSQL goes away in between. A stream's
+        range continues where it broke off. A range without an order begins again, as long as
+        nothing of it was handed on.
+        """
         patience = Patience(self.postgres.patience)
         handed_on = False
         while True:
@@ -152,12 +153,12 @@ class QueueRows:
         return pa.RecordBatch.from_arrays([made[name]() for name in self.columns], schema=schema)
 
     def _clear(self, payloads: pa.Array) -> pa.Array:
-        """Encrypted payloads never become text by accident: they are not even sent."""
+        """Return the payloads; encrypted ones are null, since they are never sent."""
         self._check_clear(payloads.null_count > 0)
         return payloads
 
     def _headers(self, texts: pa.Array) -> pa.Array:
-        """The maps of JSON texts; an empty text stands for encrypted ones."""
+        """Return the maps of JSON texts; an empty text stands for encrypted headers."""
         if texts.null_count == len(texts):
             return pa.nulls(len(texts), HEADERS)
         values = texts.to_pylist()

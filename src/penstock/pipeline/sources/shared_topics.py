@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.errors import Conflict, Damaged, InvalidOffset, InvalidRequest, NotFound
-from penstock.log.batches.decode import Columns, Decoder
+from penstock.log.batches.decode import Columns, decode_batches
 from penstock.log.batches.segment import batch_of
 from penstock.log.topic_files import Slice, slice_of
 from penstock.object_store import ObjectStore
 from penstock.pipeline.options import TopicSourceOptions
 from penstock.pipeline.sources.postgres import Postgres
-from penstock.protocol.kafka_batch import CONTROL, HEAD_SIZE, BatchHead, assigned, checked
+from penstock.protocol.kafka_batch import assigned, checked
 from penstock.protocol.names import split_label
 
 PAGE_BYTES = 8 << 20  # of one statement; the last batch may exceed it
@@ -119,7 +119,7 @@ class SharedTopicReader:
                         raise
                     missing = row[4]
                     break
-                columns = _decode(data, start, end)
+                columns = decode_batches(data, start, end)
                 if piece := _slice(columns, start, end, keyed=keyed):
                     yield piece
                 start = row[1] + 1
@@ -147,17 +147,6 @@ class SharedTopicReader:
             )
         self._store = self._store or ObjectStore(self._tier, create=False)
         return checked(self._store.read_range(name, position, size), base, last + 1)
-
-
-def _decode(data: bytes, start: int, end: int) -> Columns:
-    """Return the records of the batches that have offsets in [start, end)."""
-    decoder, at = Decoder(), 0
-    while at + HEAD_SIZE <= len(data):
-        head = BatchHead.parse(data, at)
-        if head.next_offset > start and head.base_offset < end and not head.attributes & CONTROL:
-            decoder.add(data, head, at)
-        at += head.size
-    return decoder.columns()
 
 
 def _slice(columns: Columns, start: int, end: int, *, keyed: bool) -> Slice | None:

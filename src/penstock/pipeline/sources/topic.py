@@ -188,7 +188,7 @@ class TopicPlan:
             share = -(-self.given.min_partitions * (piece.end - piece.start) // total)
             groups += [[part] for part in self.split(piece, share)]
         if len(spans) > max(GROUP_FROM, self.given.min_partitions):
-            # `minPartitions` asks for more tasks, so for shorter ones.
+            # `minPartitions` asks for more, and so for shorter, tasks.
             most = total // self.given.min_partitions if self.given.min_partitions > 1 else total
             groups = _grouped(
                 groups, min(most, GROUP_RECORDS, self.given.max_records_per_partition)

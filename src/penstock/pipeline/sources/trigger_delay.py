@@ -1,5 +1,5 @@
-"""Batches that wait for more records (`minOffsetsPerTrigger`), but not for ever
-(`maxTriggerDelay`), as in Kafka's source: the first batch of a run does not wait.
+"""Delay batches until there are enough records (`minOffsetsPerTrigger`), but not forever
+(`maxTriggerDelay`), like Kafka's source. The first batch of a run is not delayed.
 """
 
 import time
@@ -9,7 +9,7 @@ from penstock.pipeline.options import SourceOptions
 
 
 class TriggerDelay:
-    """Whether a batch should wait. Lives in the process that plans a query's batches."""
+    """Decides whether a batch waits, in the process that plans a query's batches."""
 
     def __init__(self, options: SourceOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.at_least = options.min_offsets_per_trigger  # records of a batch
@@ -18,7 +18,7 @@ class TriggerDelay:
         self._last: float | None = None  # when a batch was last let through
 
     def holds(self, enough: bool) -> bool:
-        """Whether a batch waits for more; `enough` says if there is as much as `at_least`."""
+        """Return whether a batch waits for more; `enough` says whether it has `at_least`."""
         if not self.at_least:
             return False
         now = self._clock()

@@ -63,8 +63,9 @@ class DeadLetterStore:
     async def listing(
         self, which: Which, limit: int = 100, offset: int = 0, before: int | None = None
     ) -> DeadLetters:
-        """The newest failure first, with payloads up to MAX_PAGE_BYTES of them. `before`: those
-        older than this letter, for the next page."""
+        """List dead letters, the newest failure first, with payloads up to MAX_PAGE_BYTES in all.
+        `before` is the last letter of the previous page.
+        """
         rows = await self._database.browse(
             LISTING, *astuple(which), limit, offset, MAX_PAGE_BYTES, before
         )
@@ -73,12 +74,12 @@ class DeadLetterStore:
         )
 
     async def count(self, which: Which) -> int:
-        """How many match, exact up to `COUNTED`."""
+        """Return how many match; exact up to `COUNTED`."""
         rows = await self._database.browse(COUNT, *astuple(which))
         return int(rows[0][0])
 
     async def errors(self, which: Which, most: int = 10) -> DeadLetterErrors:
-        """What the newest 1000 letters died of, the most frequent first."""
+        """Return the errors of the newest 1000 letters, the most frequent first."""
         rows = await self._database.browse(ERRORS, *astuple(which), most)
         partitions = rows[0]["partitions"] if rows else 0
         return DeadLetterErrors(partitions, [struct_of(ErrorCount, row) for row in rows])
@@ -89,7 +90,7 @@ class DeadLetterStore:
         return sum([count async for count in self.requeue_steps(which)])
 
     async def requeue_steps(self, which: Which) -> AsyncIterator[int]:
-        """As `requeue`; says after each step how many it put back."""
+        """Requeue like `requeue`, and yield after each step how many letters it requeued."""
         after = 0
         while True:
             read, back, after = await self._database.transact(partial(self._step, which, after))
@@ -109,7 +110,7 @@ class DeadLetterStore:
         return sum([count async for count in self.purge_steps(which)])
 
     async def purge_steps(self, which: Which) -> AsyncIterator[int]:
-        """As `purge`; says after each step how many it deleted."""
+        """Delete like `purge`, and yield after each step how many letters it deleted."""
         while True:
             ((removed,),) = await self._database.fetch(PURGE, *astuple(which), LETTERS_PER_STEP)
             yield removed
@@ -158,7 +159,7 @@ class DeadLetterStore:
         row = await connection.fetchrow(
             """SELECT p.* FROM dead_letters d CROSS JOIN LATERAL append(
                  p_ids => ARRAY[d.partition_id], p_starts => ARRAY[0],
-                 p_transactions => ARRAY[d.transaction_id], p_checks => ARRAY[true],
+                 p_transactions => ARRAY[d.transaction_id], p_checked => true,
                  p_traces => ARRAY[d.trace_id], p_producers => ARRAY[d.producer],
                  p_keys => ARRAY[d.key_id],
                  p_payloads => d.payload, p_payload_bounds => ARRAY[1, 1 + octet_length(d.payload)],

@@ -10,7 +10,7 @@ FUNCTIONS = ("outbox_push", "outbox_push_many", "outbox_ack")
 
 
 async def change_grant(connection: Any, schema: str, role: str, verb: str) -> None:
-    """`verb` is grant or revoke."""
+    """Grant or revoke the use of the outbox; `verb` is grant or revoke."""
     to = "TO" if verb == "grant" else "FROM"
     in_schema, of_role = _quoted(schema), _quoted(role)
     functions = ", ".join(f"{in_schema}.{name}" for name in FUNCTIONS)

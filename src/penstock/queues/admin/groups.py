@@ -74,7 +74,7 @@ class QueueGroups:
         ]
 
     async def lag(self, queue: str, group: str) -> int:
-        """Messages of the queue that the group has not finished with."""
+        """Return the number of messages that the group has not finished."""
         rows = await self._database.browse(LAG, group, queue)
         if not rows:
             raise NotFound(f"queue '{queue}' has no group '{group}'")
@@ -83,14 +83,14 @@ class QueueGroups:
     async def lagging(
         self, min_lag_seconds: float = 3600, limit: int = 1000
     ) -> list[GroupPosition]:
-        """Partitions whose oldest unconsumed message is older than this, the worst first."""
+        """Return partitions whose oldest unconsumed message is older than this, the worst first."""
         rows = await self._database.browse(LAGGING, float(min_lag_seconds), limit)
         return [self._partition(row) for row in rows]
 
     async def describe(
         self, group: str, limit: int = 10_000, offset: int = 0
     ) -> list[GroupPosition]:
-        """Its partitions in all queues, by queue."""
+        """Return the group's partitions in all queues, by queue."""
         rows = await self._database.browse(DESCRIBE, group, limit, offset)
         return [self._partition(row) for row in rows]
 
@@ -239,7 +239,7 @@ def _status(row: Any, figures: GroupFigures, backlog: GroupBacklog, members: int
 
 
 def state_of(members: int, *, late: bool) -> str:
-    """Empty while nobody is connected; Lagging when messages wait for LATE_SECONDS; Stable."""
+    """Return Empty without consumers, Lagging after a wait of LATE_SECONDS, or else Stable."""
     return "Empty" if not members else "Lagging" if late else "Stable"
 
 

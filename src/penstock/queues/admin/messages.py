@@ -58,8 +58,9 @@ class Messages:
         offset: int = 0,
         cursor: str | None = None,
     ) -> StoredMessages:
-        """The newest first, without payloads. Looks back one hour when no time is given. `cursor`
-        is the `next` of the page before; it is None at the end."""
+        """List messages, the newest first, without payloads. Without a time, look back one hour.
+        `cursor` is the `next` of the previous page; it is None at the end.
+        """
         after = page_start(cursor)
         number = None
         if which.partition is not None and which.queue is not None:
@@ -96,7 +97,7 @@ class Messages:
         )
 
     async def detail(self, partition_id: str, transaction_id: str) -> MessageWithPayload:
-        """A message with its payload and what each group did with it."""
+        """Return a message with its payload and its state in each group."""
         row = await self._find(partition_id, transaction_id)
         key = row["partition_id"], row["seq"]
         stored = await self._database.browse(MESSAGE, *key, QUEUE_MODE)
@@ -224,7 +225,7 @@ class Messages:
         )
 
     def _ids(self, row: Any) -> dict[str, Any]:
-        """What is not shown as it is stored, of any message."""
+        """Return the fields of a message that are not shown as they are stored."""
         return {
             "id": self._catalog.message_uuid(row["partition_id"], row["seq"]),
             "partition_id": self._catalog.partition_uuid(row["partition_id"]),
@@ -234,7 +235,7 @@ class Messages:
 
 
 def page_start(cursor: str | None) -> tuple[str, int, int]:
-    """The key that the messages of a page come after, from the cursor of the request."""
+    """Return the key that the messages of a page come after, from the cursor of the request."""
     if not cursor:
         return START
     try:
@@ -247,7 +248,7 @@ def page_start(cursor: str | None) -> tuple[str, int, int]:
 
 
 def _state(row: Any) -> str:
-    """Of a message, by what `message_progress` says of it."""
+    """Return the state of a message, from the result of `message_progress`."""
     if row["dead"]:
         return "dead_letter"
     all_done = 0 < row["groups"] == row["groups_done"]

@@ -1,4 +1,4 @@
-"""What waits for its time: listed, looked at and cancelled. `background/delayed.py` delivers it."""
+"""List, show and cancel delayed messages. `background/delayed.py` delivers them."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -29,7 +29,9 @@ class DelayedMessages:
         limit: int = 100,
         cursor: str | None = None,
     ) -> ScheduledMessages:
-        """The next due first, without payloads. `cursor` is the `next` of the page before."""
+        """List delayed messages, the next due first, without payloads. `cursor` is the `next` of
+        the previous page.
+        """
         after = _page_start(cursor)
         rows = await self._database.browse(LISTING, queue, partition, limit, *after)
         last = rows[-1] if len(rows) == limit else None
@@ -39,7 +41,7 @@ class DelayedMessages:
         )
 
     async def detail(self, queue: str, partition: str, transaction_id: str) -> ScheduledMessage:
-        """One of them with its payload."""
+        """Return a delayed message with its payload."""
         number = await self._partition(queue, partition, transaction_id)
         rows = await self._database.browse(
             """SELECT s.*, $3::text AS queue, $4::text AS partition FROM scheduled_messages s

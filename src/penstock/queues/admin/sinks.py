@@ -1,5 +1,4 @@
-"""What exactly-once sinks have written to queues, in PostgreSQL: any broker on the same database
-reads it.
+"""Record in PostgreSQL what exactly-once sinks have written to queues, for all brokers on it.
 
 A push of a sink's task stores its rows, and how many of the task's rows are stored now, in one
 transaction. So a row is stored once even if its message was consumed and deleted before the task
@@ -63,7 +62,9 @@ class Sinks:
                 *key,
             )
             if rows is None or rows < first:
-                raise Conflict(f"task {task.task} of batch {task.batch} has not come this far")
+                raise Conflict(
+                    f"task {task.task} of batch {task.batch} has not stored the rows before these"
+                )
             fresh = items[rows - first :]
             pushed = await self._store_fitting(connection, snapshot, fresh)
             rows += len(pushed)

@@ -94,7 +94,7 @@ class Traces:
         return str(rows[0]["id"])
 
     async def of_message(self, partition_id: str, transaction_id: str) -> list[Trace]:
-        """The oldest first."""
+        """Return the traces of a message, the oldest first."""
         number = self._catalog.partition_id(partition_id)
         rows = await self._database.browse(OF_MESSAGE, number, transaction_id)
         return [_entry(row) for row in rows]

@@ -1,3 +1,3 @@
-"""What a broker does by itself: fire schedules, delete what retention allows, heal cursors, report
-that it is alive. Every loop may run on any number of brokers at once.
+"""Background loops of a broker: run schedules, apply retention, repair cursors, report that it is
+alive. Every loop may run on any number of brokers at once.
 """

@@ -1,8 +1,8 @@
-"""What consumers say about themselves: who they are, what they have in hand, what went wrong last.
+"""Keep the reports of consumers: who they are, what they are processing, and their last error.
 
-The Python client sends it every few seconds for each of its consumers. A process holds what came to
-it in memory, and its row of `members` (`Presence`) carries it to the others; so nothing is stored
-for a consumer that is gone, and a report that came to two processes counts by the newer one.
+The Python client sends a report every few seconds for each of its consumers. A process keeps the
+reports that it received in memory, and its row of `members` (`Presence`) carries them to the
+others. So nothing is stored for a consumer that is gone. Of two reports, the newer one counts.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ class ConsumerReports:
             del self._reports[next(iter(self._reports))]
 
     def alive(self) -> list[ConsumerHealth]:
-        """Those of consumers that reported lately; the others are forgotten."""
+        """Return the reports of consumers that reported lately, and forget the others."""
         oldest = datetime.now(UTC) - timedelta(seconds=ALIVE_SECONDS)
         for report in tuple(self._reports.values()):
             if report.seen_at is None or report.seen_at < oldest:
@@ -39,7 +39,7 @@ class ConsumerReports:
 
 
 def merged(reports: Iterable[ConsumerHealth]) -> list[ConsumerHealth]:
-    """Each consumer once, as it was last seen, by queue, group and name."""
+    """Return each consumer once, as it was last seen, by queue, group and name."""
     newest: dict[str, ConsumerHealth] = {}
     early = datetime.min.replace(tzinfo=UTC)
     for report in sorted(reports, key=lambda one: one.seen_at or early):

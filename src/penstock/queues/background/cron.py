@@ -1,11 +1,11 @@
-"""When a cron expression is due in a time zone, and what to do about due times that were missed.
+"""Compute when a cron expression is due in a time zone, and decide about missed due times.
 
-The expression is that of Debian's cron: minute, hour, day of month, month, day of week; six fields
-begin with seconds. Where clocks are changed (daylight saving) so are the rules: an entry with
-a fixed hour and minute runs once a day, right after the gap when its time does not exist, and the
-first time when its time comes twice; one with `*` in the hour or minute follows the clock on the
-wall, so it runs in both of two equal hours. cronsim knows all this; here are only time zones, the
-names for common expressions, and errors in words.
+The expression is that of Debian's cron: minute, hour, day of month, month, day of week; with six
+fields, the first one is seconds. Daylight saving works as in Debian, too. An entry with a fixed
+hour and minute runs once a day: right after the gap if its time does not exist, and the first time
+if it occurs twice. An entry with `*` in the hour or minute follows the local clock, so it runs in
+both of two equal hours. cronsim implements this; this module adds time zones, the names of common
+expressions, and errors in words.
 """
 
 from collections import deque
@@ -53,7 +53,7 @@ class Cron:
             ) from None
 
     def after(self, moment: datetime) -> datetime | None:
-        """The first due time after a moment, in UTC; None when there will be none."""
+        """Return the first due time after a moment, in UTC; None if there is none."""
         try:
             for due in CronSim(self._expression, moment.astimezone(self._zone)):
                 # where an hour comes twice, it starts from the first one
@@ -64,7 +64,7 @@ class Cron:
         return None
 
     def times(self, moment: datetime) -> Iterator[datetime]:
-        """The due times after a moment."""
+        """Yield the due times after a moment."""
         while (due := self.after(moment)) is not None:
             yield due
             moment = due
@@ -86,7 +86,7 @@ class Due(NamedTuple):
 
 
 def due_until(cron: Cron, catch_up: CatchUp, next_at: datetime, now: datetime) -> Due:
-    """What to do about the due times from `next_at` to `now`."""
+    """Decide what to do about the due times from `next_at` to `now`."""
     if catch_up == "all":
         following = takewhile(lambda due: due <= now, cron.times(next_at))
         times = [next_at, *islice(following, MAX_DUE - 1)]
@@ -99,8 +99,8 @@ def due_until(cron: Cron, catch_up: CatchUp, next_at: datetime, now: datetime) -
 
 
 def _last_due(cron: Cron, first: datetime, now: datetime) -> datetime:
-    """The last due time up to now, at least `first`. A schedule of every second may have missed a
-    million, so we look from shortly before, then from longer and longer before.
+    """Return the last due time up to now, at least `first`. A schedule of every second may have
+    missed a million, so search from shortly before now, then from longer and longer before.
     """
     for seconds in LOOK_BACK_SECONDS:
         since = cron.times(max(first, now - timedelta(seconds=seconds)))

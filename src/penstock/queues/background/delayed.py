@@ -1,16 +1,15 @@
-"""Messages for later: kept in a table of their own, appended to their partitions when they are due.
+"""Keep delayed messages in a table of their own, and append them to their partitions when due.
 
-Every broker delivers them; there is no leader. `queue_deliver` removes the messages that are due
-and appends them in one transaction, so a kill at any moment leaves a message either waiting or
-stored, never both and never neither. Until it is due, no consumer waits behind it and no pop reads
-it.
+Every broker delivers them; none is the leader. `queue_deliver` removes the messages that are due
+and appends them in one transaction, so after a kill at any moment a message is either waiting or
+stored, never both or neither. Until it is due, no consumer waits for it and no pop reads it.
 
 A broker sleeps until the next message is due, which every call of `queue_deliver` returns. A push
-of an earlier one wakes it, here at once and in other brokers by NOTIFY. A call every
+of an earlier one wakes it: here at once, and other brokers by NOTIFY. A call every
 `FALLBACK_SECONDS` delivers what a lost notification announced.
 
-Only the database's clock says what is due. Ours is not compared with it: we remember how far the
-database's is ahead of our monotonic one. Waking a little early only means one more call.
+Only the database's clock decides what is due. It is not compared with ours: a broker remembers how
+far it is ahead of the local monotonic clock. Waking a little early only costs one more call.
 """
 
 import asyncio
@@ -68,14 +67,14 @@ class Delayed:
         await cancelled(self._task)
 
     def moment(self, delay: float) -> datetime:
-        """The moment in so many seconds by the database's clock, also while it is down. Only a
-        broker that has not seen the database since it started takes its own clock.
+        """Return the time in so many seconds by the database's clock, even while it is down. A
+        broker that has not seen the database since its start uses its own clock.
         """
         now = time.time() if self._ahead is None else time.monotonic() + self._ahead
         return datetime.fromtimestamp(now, UTC) + timedelta(seconds=delay)
 
     def stored(self, dues: Iterable[datetime]) -> None:
-        """Messages for these moments were pushed here."""
+        """Note that messages for these times were pushed here."""
         due = min(dues).timestamp()
         self._expect(due)
         if not self.moment(0).timestamp() < self._announced <= due:

@@ -1,13 +1,13 @@
-"""Schedules: messages pushed at the times a cron expression gives.
+"""Push the messages of schedules at the times of their cron expressions.
 
-Any broker does it; none is the leader. Each sleeps until the next due time, which it asks the
-database for; a change wakes it, here at once and elsewhere through `Signals`. Who comes first locks
-the schedule's row (the others skip it), pushes what is due and moves `next_at` on, all in one
-transaction: a kill at any moment leaves a due time either done or still due. The transaction id is
-made of the schedule and the due time.
+Any broker does it; none is the leader. Each sleeps until the next due time in the database. A
+change wakes it: here at once, and elsewhere through `Signals`. The first broker locks the
+schedule's row (the others skip it), pushes what is due and advances `next_at`, in one transaction.
+So after a kill at any moment, a due time is either done or still due. The transaction id consists
+of the schedule and the due time.
 
-Only the database's clock says what is due. `catch_up` says what happens to due times that passed
-while no broker or no database was there:
+Only the database's clock decides what is due. `catch_up` decides about due times that passed while
+no broker or no database was running:
 
     all     a message for each of them
     one     a message for the last of them
@@ -287,7 +287,7 @@ class Scheduler:
                 pass
 
     async def _at_rest(self, name: str, wanted: ScheduleDefinition) -> Item:
-        """Payload and headers as they may lie in the table: sealed if the queue asks for it."""
+        """Return payload and headers as the table stores them, encrypted if the queue is."""
         item = Item(
             wanted.queue,
             bytes(wanted.payload),
@@ -326,12 +326,12 @@ def _one(rows: list[Any], name: str) -> Any:
 
 
 def _is_due(row: Any) -> bool:
-    """Whether a run can be pushed now."""
+    """Return whether a run can be pushed now."""
     return row["look_at"] is not None and bool(row["look_at"] <= row["now"])
 
 
 def _id(name: str, due: datetime) -> str:
-    """The transaction id of a due time's message."""
+    """Return the transaction id of a due time's message."""
     text = due.astimezone(UTC).replace(tzinfo=None).isoformat()
     return f"schedule:{name}:{text}Z"
 

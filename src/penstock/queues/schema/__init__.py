@@ -12,5 +12,5 @@ _QUERIES = dict(sql_files(__name__, "queries"))
 
 
 def query(name: str) -> str:
-    """The text of `queries/<name>.sql`."""
+    """Return the text of `queries/<name>.sql`."""
     return _QUERIES[f"queries/{name}.sql"]

@@ -1,10 +1,10 @@
-"""Appends to shared logs: those of all connections and topics that arrive together are one call.
+"""Append to shared logs. Concurrent appends to all logs share one call to the database.
 
-A log has at most one turn in a call at a time, so that its appends keep their order; what comes
-meanwhile waits for the log's next turn. A call takes the turns of all logs that wait (`Batcher`,
-as for queues) and skips logs that another broker appends to at this moment. A log that was skipped
-takes part in the next call; after `MAX_SKIPS` it gets a call of its own that waits for its lock, so
-that the others do not wait for the hottest log and the hottest log is not starved.
+A log has one turn at a time, so that its appends keep their order. Appends that arrive meanwhile
+wait for its next turn. A call has the turns of all waiting logs (`Batcher`, as for queues) without
+those that another broker has locked. A skipped log takes part in the next call. After `MAX_SKIPS`
+it gets a call of its own, which waits for the lock: so the hottest log delays no other one and is
+not starved.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class NewBatch(NamedTuple):
 
 @dataclass(slots=True)
 class Turn:
-    """What one log has for a call."""
+    """The appends of one log in a call."""
 
     appends: "SharedAppends"
     entries: list[Entry]  # whose `first` is the number of records before it in this turn
@@ -73,7 +73,7 @@ class Turn:
 
 @dataclass(slots=True)
 class TurnOutcome:
-    """What a call did for one turn. `statuses` None: everything was appended."""
+    """The result of a call for one turn. `statuses` None: everything was appended."""
 
     offsets: list[int | None]
     statuses: list[str] | None
@@ -87,7 +87,7 @@ class TurnOutcome:
 
 
 class Flusher:
-    """Makes the calls. `on_answer(timeline, at)` is called with each answer."""
+    """Makes the calls. `on_answer` is called with each answer."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ def _arguments(turns: list[Turn], again: bool, wait: bool) -> AppendCall:
 
 
 def numbers_of(producer: AnyProducer) -> tuple[int, int, int]:
-    """Epoch, sequence and following sequence as the database has them."""
+    """Return epoch, sequence and following sequence as the database stores them."""
     if isinstance(producer, KafkaProducer):
         following = (producer.sequence + producer.records) % KAFKA_SEQUENCES
         return producer.epoch, producer.sequence, following
@@ -184,8 +184,8 @@ def numbers_of(producer: AnyProducer) -> tuple[int, int, int]:
 
 
 class SharedAppends(AppendQueue):
-    """`on_commit(batches, end, timeline)` is called before the appends are answered, `on_gone()`
-    when the log is not there any more. The batches have their first offsets with them.
+    """`on_commit(batches, end, timeline)` is called before the appends are answered, with first
+    offset and bytes of each batch. `on_gone()` is called when the log does not exist any more.
     """
 
     def __init__(
@@ -208,12 +208,12 @@ class SharedAppends(AppendQueue):
         self._on_commit = on_commit
         self._on_gone = on_gone
         self._turn: Turn | None = None  # under way
-        # Producers with a failed batch, by key, and that batch's sequence as the database has it:
-        # the batches behind it must not be taken for the first ones of an unknown producer.
+        # Producers with a failed batch, by key, and the sequence of that batch in the database. A
+        # later batch must not pass for the first one of an unknown producer.
         self._failed: dict[bytes, int] = {}
 
     def expected(self, producer: AnyProducer | None) -> int | None:
-        """What the producer must begin with if the database does not know it."""
+        """Return the sequence that the producer must begin with if the database has none of it."""
         return self._failed.get(producer.key) if producer is not None else None
 
     def commit(self) -> None:
@@ -325,7 +325,7 @@ class SharedAppends(AppendQueue):
         return bool(self._pending or self._turn)
 
     def close(self, *, deleted: bool = False) -> None:
-        """Take nothing more. What is queued is committed; of a deleted topic it is refused."""
+        """Refuse new appends. Queued ones are committed; those of a deleted topic are refused."""
         self.closed = True
         self.deleted = deleted
         if deleted:

@@ -1,6 +1,6 @@
-"""The SQL of shared topics: the only module of them that knows tables and functions.
+"""The SQL of shared logs.
 
-The tables are in `queues/schema/migrations/0021_shared_topics.sql`, what an append does in
+The tables are in `queues/schema/migrations/0021_shared_topics.sql`. What an append does is in
 `queues/schema/functions/shared_append.sql`.
 """
 
@@ -104,8 +104,9 @@ NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2
 
 
 class SharedCalls:
-    """The calls, through a pool of connections. Reads far behind the end have connections of their
-    own (`Database.browse`), so that they never make an append wait for one."""
+    """Run these statements on pooled connections. Reads far behind the end have a pool of their own
+    (`Database.browse`), so that no append waits for them.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -115,16 +116,16 @@ class SharedCalls:
         return AppendAnswer(*row)
 
     async def logs(self, topic: str | None = None) -> list[Row]:
-        """All logs, or those of one topic."""
+        """Return all logs, or those of one topic."""
         return await self._database.read(LOGS, topic)
 
     async def read(self, log_id: int, offset: int, max_bytes: int, *, behind: bool) -> list[Row]:
-        """A row per batch, and one without a batch where none follows; no row: the log is gone."""
+        """Return a row per batch; one without a batch if none follows; none if the log is gone."""
         read = self._database.browse if behind else self._database.read
         return await read(READ, log_id, offset, max_bytes)
 
     async def offset_at(self, log_id: int, milliseconds: int) -> int | None:
-        """The first offset of the batch that may hold the first record of this time or later."""
+        """Return the base offset of the first batch with a record of this time or later."""
         [row] = await self._database.browse(
             "SELECT shared_offset_at($1, $2) AS base", log_id, milliseconds
         )
@@ -140,11 +141,11 @@ class SharedCalls:
         return SharedUsage(*row)
 
     async def create(self, topic: str, partitions: int, incarnation: UUID) -> None:
-        """Create the partitions that are not there."""
+        """Create the partitions that do not exist."""
         await self._database.read(CREATE, topic, partitions, incarnation)
 
     async def delete(self, topic: str) -> int:
-        """How many partitions it had."""
+        """Delete the topic. Return how many partitions it had."""
         return len(await self._database.read(DELETE, topic))
 
     async def configure(self, topic: str, policy: str | None, limits: str | None) -> None:
@@ -156,7 +157,7 @@ class SharedCalls:
         )
 
     async def drop_before(self, log_id: int, offset: int, grace: float) -> int:
-        """Delete batches that end before this offset, as many as one step takes; how many."""
+        """Delete some batches that end before this offset. Return how many."""
         [row] = await self._database.read(
             "SELECT shared_drop($1, $2, $3) AS dropped", log_id, offset, grace
         )
@@ -172,7 +173,7 @@ class SharedCalls:
         await self._database.fetch(NOTIFY, channel, payload)
 
     async def server(self) -> Row:
-        """The server's time (`now`) and `timeline`."""
+        """Return the server's time (`now`) and `timeline`."""
         [row] = await self._database.read(
             "SELECT clock_timestamp() AS now, shared_timeline() AS timeline"
         )

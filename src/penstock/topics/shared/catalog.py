@@ -77,14 +77,14 @@ class SharedTopics:
         self._broker = uuid7().hex
         self._ends: dict[int, int] = {}  # ends of logs to announce
         self._changed = False  # new or deleted topics are to be announced
-        self._news = asyncio.Event()  # there is something to announce
-        self._look = asyncio.Event()  # the catalog must be read
-        self._looked = asyncio.Event()  # the catalog was read at least once
-        self._behind: dict[int, int] = {}  # ends of logs that other brokers appended to
+        self._unannounced = asyncio.Event()  # there is something to announce
+        self._stale = asyncio.Event()  # the catalog must be read
+        self._loaded = asyncio.Event()  # the catalog was read at least once
+        self._targets: dict[int, int] = {}  # ends of logs that other brokers appended to
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._timeline: int | None = None
         self._rewind = False  # the timeline has changed since the catalog was read
-        self._ahead = 0.0  # seconds by which the database's clock is ahead of ours
+        self._clock_offset = 0.0  # seconds by which the database's clock is ahead of ours
         self._tasks: list[asyncio.Task[None]] = []
         self._on_delete: list[Callable[[SharedLog], None]] = []
         self._on_create: list[Callable[[str], None]] = []
@@ -93,15 +93,15 @@ class SharedTopics:
         )
         self.context = SharedContext(
             calls=self.calls,
-            flusher=Flusher(self.calls, self._answered, flush_seconds.observe),
+            flusher=Flusher(self.calls, self._note_answer, flush_seconds.observe),
             recent=ChunkCache(settings.shared_cache),
             older=ChunkCache(min(OLDER_BYTES, settings.shared_cache)),
             max_record=settings.max_record,
             grace=settings.tier_grace,
             instruments=instruments,
-            now=lambda: int((clock() + self._ahead) * 1e6),
+            now=lambda: int((clock() + self._clock_offset) * 1e6),
             announce=self._announce,
-            on_gone=self._look.set,
+            on_gone=self._stale.set,
             objects=SharedObjects(store),
             configure=self.configure,
         )
@@ -131,16 +131,16 @@ class SharedTopics:
     async def start(self) -> None:
         """Read the catalog. If the database is down, wait for it in the background."""
         self._tasks = [
-            supervised("shared topics' catalog", self._keep_looking, self._metrics),
+            supervised("shared topics' catalog", self._keep_reading, self._metrics),
             supervised("shared topics' notices", self._keep_announcing, self._metrics),
             supervised("shared topics' watch", self._keep_polling, self._metrics),
         ]
-        self._look.set()
-        await self._database.listen(self._channel, self._heard)
+        self._stale.set()
+        await self._database.listen(self._channel, self._receive)
         await self.mover.start()
         with suppress(TimeoutError):
             async with asyncio.timeout(START_SECONDS if self._database.healthy else 0):
-                await self._looked.wait()
+                await self._loaded.wait()
 
     @property
     def timeline(self) -> int:
@@ -179,7 +179,7 @@ class SharedTopics:
     async def find(self, topic: str) -> SharedLog | None:
         """Return the topic if it exists, even if another broker has just created it."""
         if topic not in self._partitions and self._database.healthy:
-            self._take(await self.calls.logs(topic))
+            self._add(await self.calls.logs(topic))
         return self._logs.get(topic)
 
     async def create(self, topic: str, partitions: int) -> SharedLog:
@@ -203,14 +203,14 @@ class SharedTopics:
 
     async def announce_topic(self, topic: str) -> None:
         """Serve a new or changed topic, and announce it to the other brokers."""
-        self._take(await self.calls.logs(topic))
-        self._tell_of_change()
+        self._add(await self.calls.logs(topic))
+        self._announce_change()
 
     async def delete(self, topic: str) -> None:
         if not await self.calls.delete(topic) and topic not in self._partitions:
             raise NotFound(f"topic {topic!r} does not exist")
         self._drop(topic)
-        self._tell_of_change()
+        self._announce_change()
 
     async def configure(self, topic: str, policy: str | None, limits: TopicLimits | None) -> None:
         """Change the policy or the limits of a topic."""
@@ -228,20 +228,20 @@ class SharedTopics:
         """Call `callback` with the name of each new log."""
         self._on_create.append(callback)
 
-    def _tell_of_change(self) -> None:
+    def _announce_change(self) -> None:
         self._changed = True
-        self._news.set()
+        self._unannounced.set()
 
-    def _take(self, rows: list[Any], *, rewind: bool = False) -> None:
+    def _add(self, rows: list[Any], *, rewind: bool = False) -> None:
         """Add or update these logs. With `rewind`, their ends may have moved back."""
         for row in rows:
-            known = self._by_id.get(row["id"])
-            if known is not None:
-                known.take_settings(row)
-                known.first_offset = max(known.first_offset, row["first_offset"])
+            existing = self._by_id.get(row["id"])
+            if existing is not None:
+                existing.apply_settings(row)
+                existing.first_offset = max(existing.first_offset, row["first_offset"])
                 if rewind:
-                    known.next_offset = row["next_offset"]
-                known.reached(row["next_offset"])
+                    existing.next_offset = row["next_offset"]
+                existing.advance(row["next_offset"])
                 continue
             shared = SharedLog(row, self.context)
             before = self._logs.get(shared.name)
@@ -268,42 +268,42 @@ class SharedTopics:
         for callback in self._on_delete:
             callback(shared)
 
-    async def _keep_looking(self) -> None:
+    async def _keep_reading(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CATALOG_SECONDS):
-                    await self._look.wait()
-            self._look.clear()
+                    await self._stale.wait()
+            self._stale.clear()
             await self._database.recovered()
             try:
-                await self.look()
+                await self.read_catalog()
             except (Unavailable, asyncpg.PostgresError) as error:
                 log.warning("the shared topics could not be listed: %s", error)
                 await asyncio.sleep(POLL_SECONDS / 2)
-                self._look.set()
+                self._stale.set()
 
-    async def look(self) -> None:
+    async def read_catalog(self) -> None:
         """Read the catalog."""
-        known = set(self._by_id)
+        existing = set(self._by_id)
         server = await self.calls.server()
-        self._ahead = server["now"].timestamp() - self._clock()
+        self._clock_offset = server["now"].timestamp() - self._clock()
         self._check_timeline(server["timeline"])
         rewind, self._rewind = self._rewind, False
         rows = await self.calls.logs()
-        self._take(rows, rewind=rewind)
-        there = {row["id"] for row in rows}
-        for log_id in known - there:
+        self._add(rows, rewind=rewind)
+        stored = {row["id"] for row in rows}
+        for log_id in existing - stored:
             shared = self._by_id.get(log_id)
             if shared is not None and shared.topic in self._partitions:
                 self._drop(shared.topic)
                 if any(row["topic"] == shared.topic for row in rows):
-                    self._take([row for row in rows if row["topic"] == shared.topic])
-        self._looked.set()
+                    self._add([row for row in rows if row["topic"] == shared.topic])
+        self._loaded.set()
 
     # Appends of other brokers
 
-    def _answered(self, answer: AppendAnswer) -> None:
-        self._ahead = answer.at.timestamp() - self._clock()
+    def _note_answer(self, answer: AppendAnswer) -> None:
+        self._clock_offset = answer.at.timestamp() - self._clock()
         self._check_timeline(answer.timeline)
 
     def _check_timeline(self, timeline: int) -> None:
@@ -320,17 +320,17 @@ class SharedTopics:
             self.context.recent.clear()
             self.context.older.clear()
             self._rewind = True
-            self._look.set()
+            self._stale.set()
         self._timeline = timeline
 
     def _announce(self, log_id: int, end: int) -> None:
         self._ends[log_id] = end
-        self._news.set()
+        self._unannounced.set()
 
     async def _keep_announcing(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._unannounced.wait()
+            self._unannounced.clear()
             with suppress(Unavailable):  # other brokers read the catalog when they reconnect
                 await self._notify()
             await asyncio.sleep(NOTIFY_SECONDS)
@@ -346,38 +346,38 @@ class SharedTopics:
             await self.calls.notify(self._channel, payload)
             self._notices.add(1, "sent")
 
-    def _heard(self, payload: str | None) -> None:
+    def _receive(self, payload: str | None) -> None:
         if payload is None:  # connected: notices may have been lost
-            self._look.set()
+            self._stale.set()
             return
         broker, changed, ends = json.loads(payload)
         if broker == self._broker:
             return
         self._notices.add(1, "heard")
         if changed:
-            self._look.set()
+            self._stale.set()
         for log_id, end in ends:
             shared = self._by_id.get(log_id)
             if shared is None:
-                self._look.set()
+                self._stale.set()
             else:
-                self._reached(shared, end)
+                self._advance(shared, end)
 
-    def _reached(self, shared: SharedLog, end: int) -> None:
+    def _advance(self, shared: SharedLog, end: int) -> None:
         """Note that another broker has appended. If the log is watched, load the records."""
         if end <= shared.next_offset:
             return
         if not shared.watched:
-            shared.reached(end)
+            shared.advance(end)
             return
-        self._behind[shared.log_id] = max(end, self._behind.get(shared.log_id, 0))
+        self._targets[shared.log_id] = max(end, self._targets.get(shared.log_id, 0))
         if shared.log_id not in self._catching_up:
             task = asyncio.get_running_loop().create_task(self._catch_up(shared))
             self._catching_up[shared.log_id] = task
 
     async def _catch_up(self, shared: SharedLog) -> None:
         try:
-            while (end := self._behind.pop(shared.log_id, 0)) > shared.next_offset:
+            while (end := self._targets.pop(shared.log_id, 0)) > shared.next_offset:
                 await shared.catch_up(end)
         except (PenstockError, asyncpg.PostgresError) as error:
             log.info("topic %s: new records will be read at the next poll: %s", shared.name, error)
@@ -397,13 +397,13 @@ class SharedTopics:
             for row in rows:
                 shared = self._by_id.get(row["id"])
                 if shared is not None:
-                    self._reached(shared, row["next_offset"])
+                    self._advance(shared, row["next_offset"])
             if len(rows) < len(watched):
-                self._look.set()
+                self._stale.set()
 
     async def scrub(self) -> AsyncIterator[tuple[int, list[Finding]]]:
         """Check all logs, if this broker runs the mover. Yield bytes and findings."""
-        for row in await self.calls.logs() if self.mover.holding else []:
+        for row in await self.calls.logs() if self.mover.active else []:
             report = report_of(row)
             async for size in check(
                 row["id"], report, self._database.browse, self.context.objects.read

@@ -8,10 +8,7 @@ because nobody uses them.
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import NamedTuple
-
-from penstock.protocol.kafka_batch import HEAD_SIZE, BatchHead
 
 
 class Chunk(NamedTuple):
@@ -19,19 +16,6 @@ class Chunk(NamedTuple):
     base: int
     end: int  # the offset after its last
     data: bytes
-
-    def heads(self) -> Iterator[tuple[int, BatchHead]]:
-        """Return the position and the head of each of its batches."""
-        return batches_in(self.data)
-
-
-def batches_in(data: bytes) -> Iterator[tuple[int, BatchHead]]:
-    """Yield the position and the head of each batch."""
-    at = 0
-    while at + HEAD_SIZE <= len(data):
-        head = BatchHead.parse(data, at)
-        yield at, head
-        at += head.size
 
 
 class ChunkCache:
@@ -45,7 +29,7 @@ class ChunkCache:
         self._starts: dict[int, list[int]] = {}  # of the chunks of each log, ascending
 
     def get(self, log_id: int, offset: int) -> Chunk | None:
-        """The chunk that covers this offset."""
+        """Return the chunk that covers this offset."""
         starts = self._starts.get(log_id)
         place = bisect_right(starts, offset) if starts else 0
         if not starts or not place:

@@ -1,4 +1,4 @@
-"""What all shared logs of a broker use: calls, caches, the database's clock and the tier."""
+"""What all shared logs of a broker use: calls, caches, the database's clock, object storage."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from penstock.topics.shared.objects import SharedObjects
 class SharedContext:
     calls: SharedCalls
     flusher: Flusher
-    recent: ChunkCache  # what this broker appended, and what it got for those who watch
-    older: ChunkCache  # what readers behind got last: they do not push the newest out
+    recent: ChunkCache  # appended by this broker, or loaded for subscribers
+    older: ChunkCache  # loaded for readers that lag: they evict no newer ones
     max_record: int
-    grace: float  # seconds that an object is kept for readers after nothing refers to it
+    grace: float  # seconds until an object that no row refers to is deleted
     instruments: Instruments
     now: Callable[[], int]  # microseconds since 1970, by the database's clock
-    announce: Callable[[int, int], None]  # other brokers learn that this log has this end
-    on_gone: Callable[[], None]  # a log is not there any more: look at the catalog
+    announce: Callable[[int, int], None]  # tell other brokers this log's end
+    on_gone: Callable[[], None]  # a log does not exist any more: the catalog must be read
     configure: Callable[[str, str | None, TopicLimits | None], Awaitable[None]]  # a topic
     objects: SharedObjects

@@ -23,7 +23,7 @@ POSITIONS = """
     FROM shared_offsets o JOIN shared_logs l ON l.id = o.log_id
    WHERE ($1::text IS NULL OR o.group_name = $1) AND ($2::bigint IS NULL OR o.log_id = $2)
    ORDER BY 1, 2, 3"""
-HELD = """
+LEASES = """
   SELECT lease_id, member, first_offset, end_offset,
          extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds
     FROM shared_leases
@@ -95,7 +95,7 @@ class SharedGroups:
         """Complete the lease and return the committed offset. Raises Conflict if it was lost."""
         [row] = await self._database.fetch("SELECT shared_complete($1) AS done", _uuid(lease_id))
         if row["done"] is None:
-            raise _lost(lease_id)
+            raise _lost_lease(lease_id)
         done: int = row["done"]
         return done
 
@@ -103,7 +103,7 @@ class SharedGroups:
         """Extend the lease by a full lease time from now."""
         rows = await self._database.read(RENEW, _uuid(lease_id), self._lease_time)
         if not rows:
-            raise _lost(lease_id)
+            raise _lost_lease(lease_id)
         [row] = rows
         expires = time.monotonic() + self._lease_time
         piece = (row["first_offset"], row["end_offset"])
@@ -113,9 +113,9 @@ class SharedGroups:
         """Release all leases of a member. Return how many."""
         return len(await self._database.read(LEAVE, group, log.log_id, member))
 
-    async def held(self, group: str, log: SharedLog) -> list[Any]:
+    async def leases(self, group: str, log: SharedLog) -> list[Any]:
         """Return the rows of the leases that have not expired."""
-        return await self._database.browse(HELD, group, log.log_id)
+        return await self._database.browse(LEASES, group, log.log_id)
 
     # Committed offsets
 
@@ -184,10 +184,10 @@ def _uuid(lease_id: str) -> UUID:
     try:
         return UUID(lease_id)
     except ValueError:
-        raise _lost(lease_id) from None
+        raise _lost_lease(lease_id) from None
 
 
-def _lost(lease_id: str) -> Conflict:
+def _lost_lease(lease_id: str) -> Conflict:
     return Conflict(
         f"lease {lease_id} does not exist any more: it has expired, or it was completed"
     )

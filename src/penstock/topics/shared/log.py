@@ -1,12 +1,11 @@
-"""The log of one partition of a shared topic, as every protocol sees it (`TopicLog`).
+"""The log of one partition of a shared topic (`TopicLog`).
 
-What was appended or read lately is in memory and is read at once. The rest has to come from the
-database or the object store: a read on the event loop raises `NotLoaded`, whose `load` gets it, and
-is repeated (`read_or_wait`). While the database is down, what is in the object store is found by
-the names of its objects.
+Records that were appended or read recently are in memory. Others are in the database or in object
+storage: a read on the event loop raises `NotLoaded`, its `load` gets them, and the read is repeated
+(`read_or_wait`). While the database is down, objects are found by their names.
 
-Bounds are those that this broker knows. Other brokers append too, so the end may be further than
-that, but never before it; an offset behind the end is refused only after the database was asked.
+The bounds are the latest that this broker has read. Other brokers append too, so the end may be
+behind them. An offset behind the end is refused only after the database was asked.
 """
 
 import time
@@ -19,14 +18,14 @@ import numpy as np
 
 from penstock.errors import InvalidOffset, NotFound, Unavailable
 from penstock.log.append_queue import AppendsThrough
-from penstock.log.batches.decode import Columns, Decoder
+from penstock.log.batches.decode import decode_batches
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
 from penstock.log.limits import TopicLimits
-from penstock.log.segment import Batch, FetchedBatches, Raw, Segment, empty_batch
+from penstock.log.segment import Batch, FetchedBatches, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
-from penstock.protocol.kafka_batch import CONTROL, BatchHead, assigned, checked
+from penstock.protocol.kafka_batch import BatchHead, assigned, batches_in, checked
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import SharedAppends
 from penstock.topics.shared.calls import SharedUsage
@@ -41,7 +40,7 @@ MAX_LOADS = 64  # of one read, which may need several logs
 
 
 class NotLoaded(NotCached):
-    """What is to be read is not in memory; `load` gets it."""
+    """The records are not in memory. `load` gets them."""
 
     def __init__(self, load: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
@@ -49,7 +48,7 @@ class NotLoaded(NotCached):
 
 
 async def read_loading(read: Callable[[], T]) -> T:
-    """What `read` returns, once everything that it needs is in memory."""
+    """Load what `read` needs, and return its result."""
     for _ in range(MAX_LOADS):
         try:
             return read()
@@ -78,15 +77,14 @@ class SharedLog(AppendsThrough):
         self.log_id: int = row["id"]
         self.incarnation: str = row["incarnation"].hex
         self.directory = f"shared/{self.incarnation}/{self.partition}/"  # of its objects
-        self.first_offset: int = row["first_offset"]  # as far as this broker knows, as is the next
+        self.first_offset: int = row["first_offset"]  # the latest that was read, as the next one
         self.next_offset: int = row["next_offset"]
-        self.size_bytes = 0  # as far as it was asked for (`measure`), as is the damage
+        self.size_bytes = 0  # of the last `measure`, as is the damage
         self.damage: list[dict[str, Any]] = []
         self._context = context
-        self._denied: int | None = (
-            None  # an offset that the database has just said is behind the end
-        )
-        self._times: dict[int, int | None] = {}  # where times were looked up, until they are read
+        self._past_end: int | None = None  # an offset that is behind the end in the database
+        # Base offsets of the batches that have these times, until `offset_at` reads them.
+        self._times: dict[int, int | None] = {}
         self._subscriptions = Subscriptions()
         self._subscribers = 0
         self.appends = SharedAppends(
@@ -99,9 +97,9 @@ class SharedLog(AppendsThrough):
             on_commit=self._committed,
             on_gone=context.on_gone,
         )
-        self.take_settings(row)
+        self.apply_settings(row)
 
-    def take_settings(self, row: Any) -> None:
+    def apply_settings(self, row: Any) -> None:
         self.policy: str = row["policy"]
         self.limits = msgspec.json.decode(row["limits"], type=TopicLimits)
         self.appends.max_record = self.limits.max_record or self._context.max_record
@@ -116,10 +114,10 @@ class SharedLog(AppendsThrough):
             following = BatchHead.parse(batch).next_offset
             self._context.recent.put(self.log_id, Chunk(first, first, following, batch))
         self._context.announce(self.log_id, end)
-        self.reached(end)
+        self.advance(end)
 
-    def reached(self, end: int) -> None:
-        """Records below `end` are committed."""
+    def advance(self, end: int) -> None:
+        """Let records below `end` be read."""
         if end > self.next_offset:
             self.next_offset = end
             self._subscriptions.notify(end)
@@ -128,7 +126,7 @@ class SharedLog(AppendsThrough):
 
     @property
     def records(self) -> int:
-        """About: compaction and failovers leave offsets out."""
+        """Return the number of records, or more: compaction and failovers leave offsets out."""
         return self.next_offset - self.first_offset
 
     @property
@@ -146,67 +144,64 @@ class SharedLog(AppendsThrough):
         *,
         strict: bool = False,
     ) -> Batch:
-        """Visible records from `offset` on; at least one when there is one."""
-        at = self._begin(offset, strict)
-        while at < self.next_offset:
-            chunks = self._chunks(at, max_records, max_bytes)
-            columns, following = _decode(chunks, at, max_records, max_bytes)
+        """Return records from `offset` on, at least one if there is one."""
+        while True:
+            fetched = self._whole_batches(offset, max_bytes, max_records, strict=strict)
+            if not fetched.data:
+                return empty_batch(fetched.next_offset)
+            columns = decode_batches(fetched.data, offset)
             count = len(columns.offsets)
-            skip = int(np.searchsorted(columns.offsets, at))
+            skip = int(np.searchsorted(columns.offsets, offset))
             if skip < count:
                 sizes = np.cumsum(16 + np.maximum(columns.value_lengths[skip:], 0))
                 fitting = max(1, int(np.searchsorted(sizes, max_bytes, "right")))
                 part = slice(skip, min(count, skip + max_records, skip + fitting))
-                return batch_of(columns, part, following)
-            at = following
-        return empty_batch(max(offset, self.next_offset))
-
-    def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
-        """Whole batches, at least one; the first may begin before `offset`."""
-        fetched, first, count = self._whole(offset, max_bytes, strict=strict)
-        if not fetched.data:
-            return Raw(fetched.next_offset, 0, fetched.next_offset, None, 0, 0)
-        file: Any = InMemory(fetched.data)
-        return Raw(first, count, fetched.next_offset, file, 0, len(fetched.data))
+                return batch_of(columns, part, fetched.next_offset)
+            offset = fetched.next_offset
 
     def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
-        return self._whole(offset, max_bytes, strict=True)[0]
+        return self._whole_batches(offset, max_bytes, strict=True)
 
-    def _whole(
-        self, offset: int, max_bytes: int, *, strict: bool
-    ) -> tuple[FetchedBatches, int, int]:
-        """Batches from the one on that holds `offset`, the first offset and how many records."""
-        at = self._begin(offset, strict)
+    def _whole_batches(
+        self, offset: int, max_bytes: int, max_records: int = 1 << 62, *, strict: bool
+    ) -> FetchedBatches:
+        """Return the batches from the one with `offset` on, at least one if there is one.
+
+        Chunks may overlap: one that was cached before the mover merged it is part of another.
+        """
+        start = at = self._begin(offset, strict)
         if at >= self.next_offset:
-            return FetchedBatches(b"", max(offset, self.next_offset)), 0, 0
+            at = max(offset, self.next_offset)
+            return FetchedBatches(b"", at, at, 0)
         parts: list[bytes] = []
         size, first, records = 0, -1, 0
         while at < self.next_offset and size < max_bytes:
-            chunk = self._find(at)
+            chunk = self._cached(at)
             if chunk is None:
                 if parts:
                     break
-                raise self._missing(at)
-            for position, head in chunk.heads():
+                raise self._not_loaded(at)
+            for position, head in batches_in(chunk.data):
                 if head.next_offset <= at:
                     continue
-                if parts and size + head.size > max_bytes:
-                    return FetchedBatches(b"".join(parts), at), first, records
+                full = size + head.size > max_bytes or head.base_offset - start >= max_records
+                if parts and full:
+                    return FetchedBatches(b"".join(parts), first, at, records)
                 first = head.base_offset if first < 0 else first
                 parts.append(chunk.data[position : position + head.size])
                 size, records, at = size + head.size, records + head.records, head.next_offset
             at = max(at, chunk.end)
-        return FetchedBatches(b"".join(parts), at), first, records
+        return FetchedBatches(b"".join(parts), first if parts else at, at, records)
 
     def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        """The times of these records, microseconds since 1970."""
+        """Return the times of these records, in microseconds since 1970."""
         times = np.zeros(len(offsets), np.int64)
         at = 0
         while at < len(offsets):
-            chunk = self._find(int(offsets[at]))
+            chunk = self._cached(int(offsets[at]))
             if chunk is None:
-                raise self._missing(int(offsets[at]))
-            columns, _ = _decode([chunk], chunk.base, 1 << 62, 1 << 62)
+                raise self._not_loaded(int(offsets[at]))
+            columns = decode_batches(chunk.data, chunk.base)
             stop = max(at + 1, int(np.searchsorted(offsets, chunk.end)))
             rows = np.searchsorted(columns.offsets, offsets[at:stop])
             times[at:stop] = columns.times[np.minimum(rows, len(columns.times) - 1)] * 1000
@@ -214,16 +209,16 @@ class SharedLog(AppendsThrough):
         return times
 
     def offset_at(self, timestamp: float) -> int:
-        """The first offset of this time or later, seconds since 1970; or `next_offset`."""
+        """Return the first offset of this time (seconds since 1970) or later, or `next_offset`."""
         milliseconds = int(np.ceil(timestamp * 1000))
         if milliseconds not in self._times:
             raise NotLoaded(lambda: self._find_time(milliseconds))
         base = self._times[milliseconds]
         while base is not None and base < self.next_offset:
-            chunk = self._find(base)
+            chunk = self._cached(base)
             if chunk is None:
-                raise self._missing(base)
-            columns, _ = _decode([chunk], chunk.base, 1 << 62, 1 << 62)
+                raise self._not_loaded(base)
+            columns = decode_batches(chunk.data, chunk.base)
             later = np.flatnonzero(columns.times >= milliseconds)
             if len(later):
                 del self._times[milliseconds]
@@ -236,14 +231,14 @@ class SharedLog(AppendsThrough):
         self._times[milliseconds] = await self._context.calls.offset_at(self.log_id, milliseconds)
 
     def records_from(self, offset: int) -> int:
-        """About: compaction and failovers leave offsets out."""
+        """Return the number of records, or more: compaction and failovers leave offsets out."""
         return self.next_offset - min(max(offset, self.first_offset), self.next_offset)
 
     def lost_at(self, _: int) -> dict[str, Any] | None:
         return None
 
     def age_at(self, offset: int) -> float | None:
-        """Seconds since the record at `offset` was appended; None: it is not in memory."""
+        """Return the seconds since `offset` was appended; None if it is not in memory."""
         if offset >= self.next_offset:
             return 0.0
         try:
@@ -262,61 +257,45 @@ class SharedLog(AppendsThrough):
         return await read_loading(read)
 
     def _begin(self, offset: int, strict: bool) -> int:
-        """Where a read of `offset` begins."""
+        """Check `offset`, and return where a read of it begins."""
         if self.appends.deleted:
             raise self.appends.gone()
         if strict and offset < self.first_offset:
             raise InvalidOffset(f"offset {offset} lies before {self.first_offset}")
         if strict and offset > self.next_offset:
-            if self._denied != offset:
-                raise NotLoaded(lambda: self._deny(offset))
-            self._denied = None
+            if self._past_end != offset:
+                raise NotLoaded(lambda: self._confirm_past_end(offset))
+            self._past_end = None
             raise InvalidOffset(
                 f"offset {offset} lies outside {self.first_offset} to {self.next_offset}"
             )
         return max(offset, self.first_offset)
 
-    async def _deny(self, offset: int) -> None:
+    async def _confirm_past_end(self, offset: int) -> None:
         await self.refresh()
         if offset > self.next_offset:
-            self._denied = offset
+            self._past_end = offset
 
-    def _find(self, offset: int) -> Chunk | None:
+    def _cached(self, offset: int) -> Chunk | None:
         context = self._context
         return context.recent.get(self.log_id, offset) or context.older.get(self.log_id, offset)
 
-    def _chunks(self, offset: int, max_records: int, max_bytes: int) -> list[Chunk]:
-        """Neighbouring chunks in memory from the one on that covers `offset`."""
-        chunks: list[Chunk] = []
-        at, size = offset, 0
-        while at < self.next_offset and (
-            not chunks or (size < max_bytes and at - offset < max_records)
-        ):
-            chunk = self._find(at)
-            if chunk is None:
-                break
-            chunks.append(chunk)
-            at, size = chunk.end, size + len(chunk.data)
-        if not chunks:
-            raise self._missing(offset)
-        return chunks
-
-    def _missing(self, offset: int) -> NotLoaded:
+    def _not_loaded(self, offset: int) -> NotLoaded:
         return NotLoaded(lambda: self._load(offset))
 
     async def refresh_if_possible(self) -> None:
-        """Ask for the bounds; without a database those that are known have to do."""
+        """Read the bounds. Without the database the old ones remain."""
         with suppress(Unavailable):
             await self.refresh()
 
     async def end_of_timeline(self, timeline: int) -> int:
-        """The offset after the last record of this timeline, or of one before it."""
+        """Return the offset after the last record of this timeline, or of one before it."""
         gaps = await self._context.calls.gaps(self.log_id)
         ends = [gap["gap_start"] for gap in gaps if gap["timeline"] >= timeline]
         return min(ends, default=self.next_offset)
 
     async def measure(self) -> SharedUsage:
-        """Ask the database for what only people look at: the size, and what a failover lost."""
+        """Read the size, and what failovers lost. Only people ask for these."""
         await self.refresh()
         usage = await self._context.calls.usage(self.log_id)
         self.size_bytes = usage.head_bytes + usage.tiered_bytes
@@ -334,11 +313,11 @@ class SharedLog(AppendsThrough):
         return usage
 
     async def refresh(self) -> None:
-        """Ask the database for the bounds."""
+        """Read the bounds from the database."""
         await self._load(self.next_offset)
 
     async def _load(self, offset: int, *, recent: bool = False) -> None:
-        """Get batches from `offset` on into memory."""
+        """Load batches from `offset` on."""
         context = self._context
         try:
             rows = await context.calls.read(self.log_id, offset, LOAD_BYTES, behind=not recent)
@@ -369,9 +348,9 @@ class SharedLog(AppendsThrough):
                 chunks.append(await self._fetch(at, base, end, *place))
             at = end
         cache = context.recent if recent else context.older
-        for chunk in reversed(chunks):  # what is wanted first is the last to go
+        for chunk in reversed(chunks):  # the first one is used most recently
             cache.put(self.log_id, chunk)
-        self.reached(rows[0]["next_offset"])
+        self.advance(rows[0]["next_offset"])
 
     async def _fetch(
         self, start: int, base: int, end: int, name: str, position: int, size: int
@@ -406,7 +385,7 @@ class SharedLog(AppendsThrough):
         return end
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
-        """Until `offset` can be read (True), or the time is over (False)."""
+        """Wait until `offset` can be read. Return False after the timeout."""
         if self.appends.deleted:
             raise self.appends.gone()
         if self.next_offset > offset:
@@ -418,7 +397,7 @@ class SharedLog(AppendsThrough):
             self._subscribers -= 1
 
     async def catch_up(self, end: int) -> None:
-        """Get what others appended up to `end`, for those who watch."""
+        """Load what other brokers appended up to `end`, for subscribers."""
         before = -1
         while before < self.next_offset < end and not self.appends.deleted:
             before = self.next_offset
@@ -435,7 +414,7 @@ class SharedLog(AppendsThrough):
         await self._context.configure(self.topic, None, limits)
 
     async def drop_before(self, offset: int) -> int:
-        """Delete the batches that end before this offset; how many."""
+        """Delete the batches that end before this offset. Return how many."""
         total = 0
         drop = self._context.calls.drop_before
         while dropped := await drop(self.log_id, offset, self._context.grace):
@@ -457,35 +436,3 @@ class SharedLog(AppendsThrough):
         """Refuse new appends and wake all readers that wait."""
         self.appends.close(deleted=True)
         self._subscriptions.end(self.appends.gone())
-
-
-class InMemory:
-    """Bytes where a `Raw` expects a file."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read_at(self, position: int, length: int) -> bytes:
-        return self._data[position : position + length]
-
-
-def _decode(
-    chunks: Sequence[Chunk], offset: int, max_records: int, max_bytes: int
-) -> tuple[Columns, int]:
-    """Return the records of these chunks from the batch on that holds `offset`, and the offset
-    after them.
-
-    Chunks may overlap: one that was cached before the mover merged it lies inside the merged one.
-    """
-    decoder = Decoder()
-    size, following = 0, offset
-    for chunk in chunks:
-        for position, head in chunk.heads():
-            if head.next_offset <= following or head.attributes & CONTROL:
-                continue
-            if size and (size >= max_bytes or head.base_offset - offset >= max_records):
-                return decoder.columns(), following
-            decoder.add(chunk.data, head, position)
-            size, following = size + head.size, head.next_offset
-        following = chunk.end
-    return decoder.columns(), following

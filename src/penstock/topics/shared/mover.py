@@ -1,21 +1,20 @@
-"""Moves old ranges of shared logs to object storage, and applies retention.
+"""Move old ranges of shared logs to object storage, and apply retention.
 
-One broker at a time is at it: it holds a row for `HOLD_SECONDS` and extends that while it works.
-A broker that dies, or is frozen, loses the row to another one. Nothing depends on there being only
-one: a range is replaced in one transaction that finds all of its batches as they were, or does
-nothing.
+One broker at a time does this. It leases a row for `LEASE_SECONDS` and renews that while it works.
+A broker that dies, or is frozen, loses the lease to another one. Two movers at once do no harm: one
+transaction replaces a range if all of its batches are as they were, and otherwise nothing.
 
-    note the new object as one to be deleted in an hour
-    write it
-    in one transaction: take the note back, replace the batches by coordinates,
-                        note objects that nothing refers to any more
+    schedule the deletion of the new object, in an hour
+    write the object
+    in one transaction: cancel its deletion, replace the batches by coordinates,
+                        schedule the deletion of objects that no row refers to any more
 
-So an object whose writer was killed goes by itself. An object is deleted `topics.tier_grace` after
-the last row that refers to it: longer than any read takes. Small objects are merged with what
-follows them. No step takes a lock that an append needs.
+So the object of a killed mover is deleted. A replaced object is deleted `topics.tier_grace` after
+the last row that refers to it: longer than any read takes. Small objects are merged with the
+following batches. No step takes a lock that an append needs.
 
-What was moved of a topic with the policy `compact` is compacted by key (`log.batches.by_key`): its
-objects are replaced by others, in the same way, when half of their bytes were not compacted before.
+With the policy `compact`, moved ranges are compacted by key (`log.batches.by_key`): their objects
+are replaced in the same way when half of their bytes have never been compacted.
 """
 
 import asyncio
@@ -36,25 +35,24 @@ from penstock.log.batches.by_key import LatestOffsets
 from penstock.log.layout import COMPACT
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.kafka_batch import assigned, checked
+from penstock.protocol.kafka_batch import assigned, batches_in, checked
 from penstock.topics.shared.calls import SharedCalls
-from penstock.topics.shared.chunks import batches_in
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.shared.objects import COMPACTED, SharedObjects, new_name
 
 log = logging.getLogger("penstock.topics.shared")
 
-HOLD_SECONDS = 60.0
-EXTEND_SECONDS = 10.0  # after which that is extended: not for each of ten thousand idle logs
+LEASE_SECONDS = 60.0
+RENEW_SECONDS = 10.0  # between renewals: not one for each of ten thousand idle logs
 OBJECT_BYTES = 8 << 20
 RANGE_BYTES = 1 << 20  # of an object that one row stands for, which is read at a time
 MERGE_BYTES = 1 << 20  # a smaller object is written again, together with what follows it
-ORPHAN_SECONDS = 3600.0  # an object that no row refers to by then was left behind
+ORPHAN_SECONDS = 3600.0  # until an object that no row refers to is deleted
 COMMIT_SECONDS = 900.0  # that the answer of a call is remembered: repeats come within seconds
 MAX_ROWS = 2000  # of one object
 MIN_DIRTY_SHARE = 0.5  # of the moved bytes, from which on a pass of compaction runs
 
-HOLD = """
+RENEW = """
   UPDATE shared_mover SET holder = $1, until = clock_timestamp() + make_interval(secs => $2)
    WHERE holder = $1 OR until < clock_timestamp() RETURNING holder"""
 CANDIDATES = f"""
@@ -80,7 +78,7 @@ DUE = """
   SELECT id, log_id, object FROM shared_removals
    WHERE due_at < clock_timestamp()
      AND (SELECT pg_try_advisory_xact_lock(hashtextextended('shared_removals', 0))) LIMIT 500"""
-TOO_MUCH = """
+OVERSIZED = """
   SELECT max(b.last_offset) + 1 AS until
     FROM (SELECT last_offset, sum(size) OVER (ORDER BY last_offset DESC) AS following
             FROM shared_batches WHERE log_id = $1) b WHERE b.following > $2"""
@@ -96,7 +94,7 @@ FIGURES = """
 
 
 class Mover:
-    """`logs()` are the shared logs that there are."""
+    """Moves the logs that `logs()` returns."""
 
     def __init__(
         self,
@@ -116,9 +114,9 @@ class Mover:
         self._now = now
         self._metrics = metrics
         self._name = uuid7().hex
-        self.holding = False  # this broker is the one that moves
-        self._extend_at = 0.0  # monotonic
-        self._ends: dict[int, int] = {}  # where logs were when everything old of them was moved
+        self.active = False  # this broker has the lease
+        self._renew_at = 0.0  # monotonic
+        self._moved_ends: dict[int, int] = {}  # ends of logs when all old ranges were moved
         self._task: asyncio.Task[None] | None = None
         self._lag = 0.0
         self._figures = (0, 0, 0)
@@ -161,32 +159,35 @@ class Mover:
             except (Unavailable, StorageError, asyncpg.PostgresError) as error:
                 log.warning("shared topics: nothing is moved for now: %s", error)
 
-    async def _hold(self) -> bool:
+    async def _renew(self) -> bool:
         now = time.monotonic()
-        if not self.holding or now >= self._extend_at:
-            self.holding = bool(await self._database.fetch(HOLD, self._name, HOLD_SECONDS))
-            self._extend_at = now + EXTEND_SECONDS
-            if not self.holding:
-                self._ends.clear()
-        return self.holding
+        if not self.active or now >= self._renew_at:
+            self.active = bool(await self._database.fetch(RENEW, self._name, LEASE_SECONDS))
+            self._renew_at = now + RENEW_SECONDS
+            if not self.active:
+                self._moved_ends.clear()
+        return self.active
 
     async def step(self) -> bool:
-        """Do all that is to be done now; whether this broker is the one that does it."""
-        if not await self._hold():
+        """Do everything that is due, if this broker has the lease. Return whether it has."""
+        if not await self._renew():
             self._lag, self._figures = 0.0, (0, 0, 0)  # the broker that moves has them
             return False
-        await self._remove()
+        await self._delete_due()
         lag = 0.0
         for shared in self._logs():
             try:
                 await self._retain(shared)
-                if self._store is not None and self._ends.get(shared.log_id) != shared.next_offset:
+                if (
+                    self._store is not None
+                    and self._moved_ends.get(shared.log_id) != shared.next_offset
+                ):
                     lag = max(lag, await self._move_old(shared))
                     if shared.policy == COMPACT:
                         await self._compact(shared)
             except (Damaged, NotFound) as error:
                 log.error("topic %s cannot be moved: %s", shared.name, error)
-            if not await self._hold():
+            if not await self._renew():
                 return False
         self._lag = lag
         await self._forget_old()
@@ -197,25 +198,25 @@ class Mover:
     # Moving
 
     async def _move_old(self, shared: SharedLog) -> float:
-        """Move all that is old enough; how late that is."""
+        """Move everything that is old enough. Return by how many seconds it was late."""
         end = shared.next_offset
         late: float = 0.0
         while True:
             [row] = await self._database.browse("SELECT shared_offset_at($1) AS at", shared.log_id)
             if row["at"] is None:
-                self._ends[shared.log_id] = end
+                self._moved_ends[shared.log_id] = end
                 return late
-            rows = await self._range(shared, row["at"])
+            rows = await self._next_rows(shared, row["at"])
             if not rows:
                 return late
             late = max(late, float(rows[-1]["age"]) - self._settings.tier_delay)
             self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
             parts = [await self._batches(row) for row in rows]
-            if not await self._replace(shared, rows, parts) or not await self._hold():
+            if not await self._replace(shared, rows, parts) or not await self._renew():
                 return late
 
-    async def _range(self, shared: SharedLog, offset: int) -> list[Any]:
-        """The next batches for an object, from an offset on, if they are old enough."""
+    async def _next_rows(self, shared: SharedLog, offset: int) -> list[Any]:
+        """Return the rows from `offset` on that are old enough and fit an object."""
         rows: list[Any] = []
         size = 0
         for one in await self._database.browse(CANDIDATES, shared.log_id, offset):
@@ -249,7 +250,7 @@ class Mover:
         *,
         compacted: bool = False,
     ) -> bool:
-        """Write an object of these parts, one per row, and let it take the place of the rows."""
+        """Write an object of these parts, one per row, and replace the rows by references to it."""
         base, end = rows[0]["base_offset"], rows[-1]["last_offset"] + 1
         name = new_name(shared.directory, base, end, compacted=compacted)
         await self._database.fetch(NOTE, name, ORPHAN_SECONDS)
@@ -279,7 +280,7 @@ class Mover:
     # Compaction
 
     async def _compact(self, shared: SharedLog) -> None:
-        """Compact what was moved, if it is worth it."""
+        """Compact what was moved, if enough of it is new."""
         rows = await self._database.browse(MOVED, shared.log_id)
         dirty = sum(one["size"] for one in rows if not one["object"].endswith(COMPACTED))
         if not dirty or dirty < MIN_DIRTY_SHARE * sum(one["size"] for one in rows):
@@ -287,7 +288,7 @@ class Mover:
         latest = LatestOffsets(self._now() / 1e6)
         for row in rows:
             await self._run(_note_keys, latest, await self._batches(row))
-            if not await self._hold():
+            if not await self._renew():
                 return
         for group in _objects(rows):
             last = group[-1]["last_offset"]
@@ -298,7 +299,7 @@ class Mover:
             records = [sum(head.records for _, head in batches_in(part)) for part in parts]
             counted = [{**row, "records": count} for row, count in zip(group, records, strict=True)]
             replaced = await self._replace(shared, counted, parts, compacted=True)
-            if not replaced or not await self._hold():
+            if not replaced or not await self._renew():
                 return
 
     # Retention
@@ -319,16 +320,16 @@ class Mover:
             )
             end = shared.next_offset if row["at"] is None else row["at"]
         if size:
-            [row] = await self._database.browse(TOO_MUCH, shared.log_id, size)
+            [row] = await self._database.browse(OVERSIZED, shared.log_id, size)
             end = max(end, row["until"] or 0)
         if end > shared.first_offset:
             dropped = await shared.drop_before(end)
             self._dropped.add(dropped)
 
-    # What is left over
+    # Deleting
 
-    async def _remove(self) -> None:
-        """Delete objects whose time has come, and the batches of deleted topics."""
+    async def _delete_due(self) -> None:
+        """Delete the objects that are due, and the batches of deleted topics."""
         rows = await self._database.browse(DUE)
         objects = {row["id"]: row["object"] for row in rows if row["object"] is not None}
         if objects and self._store is not None:
@@ -340,7 +341,7 @@ class Mover:
             if row["log_id"] is not None:
                 everything = (row["log_id"], (1 << 63) - 1, self._settings.tier_grace)
                 while await self._calls.drop_before(*everything):
-                    await self._hold()
+                    await self._renew()
                 await self._database.fetch(FORGET, row["log_id"])
 
     async def _forget_old(self) -> None:
@@ -382,8 +383,9 @@ def _without_replaced(latest: LatestOffsets, data: bytes, last: int) -> bytes:
 
 
 def _ranges(rows: Sequence[Any], parts: Sequence[bytes]) -> list[tuple[int, ...]]:
-    """What the rows become: last and base offset, records, newest, timeline, size and position of
-    ranges of the object, of about `RANGE_BYTES` each."""
+    """Return the ranges of the object, of about `RANGE_BYTES` each: last and base offset, records,
+    newest, timeline, size and position.
+    """
     ranges: list[tuple[int, ...]] = []
     first = rows[0]
     records, size, position = 0, 0, 0

@@ -1,4 +1,4 @@
-"""The live brokers on a database as Kafka's clients see them: a number and an address each.
+"""Announce this broker to Kafka's clients of the others: the number and address of each live one.
 
 Every broker with a Kafka listener writes a heartbeat every `BEAT_SECONDS` and reads those of the
 others. A broker without a heartbeat for `ALIVE_SECONDS` is left out, and its groups move. While the
@@ -45,14 +45,16 @@ class SharedNodes:
     async def start(self, host: str, port: int) -> None:
         """Announce this broker under this address."""
         self._address = host, port
-        with suppress(Unavailable, asyncpg.PostgresError):  # later, then
+        with suppress(Unavailable, asyncpg.PostgresError):  # the next heartbeat does
             await self._beat()
         self._task = supervised("Kafka nodes", self._keep_beating, self._metrics)
 
     async def stop(self) -> None:
         await cancelled(self._task)
         self._task = None
-        with suppress(Unavailable, asyncpg.PostgresError):  # the others notice by the silence
+        with suppress(
+            Unavailable, asyncpg.PostgresError
+        ):  # the others notice the missing heartbeat
             await self._database.fetch(
                 "UPDATE shared_nodes SET seen_at = '-infinity' WHERE member = $1", self._member
             )
@@ -62,7 +64,7 @@ class SharedNodes:
         return [self.own, *(node.node_id for node in self.others)]
 
     def suggest(self, key: str) -> int:
-        """The live broker for this key (rendezvous hash): few keys move when one comes or goes."""
+        """Return the live broker for this key. Few keys move when one leaves (rendezvous hash)."""
         return max(self.alive, key=lambda node: hashlib.blake2b(f"{node} {key}".encode()).digest())
 
     async def _keep_beating(self) -> None:

@@ -1,11 +1,11 @@
-"""The objects that old ranges of shared logs are in.
+"""Read and write the objects that contain the old ranges of shared logs.
 
-Rows of the database name them. Their names also say which offsets they have, so that they are found
+Rows of the database name them. Their names contain their offsets, so that brokers can read them
 while the database is down:
 
     shared/INCARNATION/PARTITION/LAST-BASE-ID[.compact]
 
-LAST and BASE are offsets of 20 digits. Objects never change. One that was replaced, or that a
+LAST and BASE are offsets of 20 digits. Objects never change. An object that was replaced, or that a
 killed mover left behind, has the same records, and also those that compaction has removed since.
 """
 
@@ -61,12 +61,12 @@ class SharedObjects:
             return None
         after = f"{directory}{offset:020}"
         listed = await self.run(self.store.list_first, directory, after, CANDIDATES)
-        found = []
+        candidates = []
         for name, size, _ in listed:
             if match := _OFFSETS.match(name.removeprefix(directory)):
                 last, base = map(int, match.groups())
-                found.append(LogObject(base, last + 1, name, size))
-        return min(found, key=lambda one: max(one.base, offset), default=None)
+                candidates.append(LogObject(base, last + 1, name, size))
+        return min(candidates, key=lambda one: max(one.base, offset), default=None)
 
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from penstock.errors import Damaged, NotFound
 from penstock.log.verify import Finding
-from penstock.protocol.kafka_batch import assigned, checked
+from penstock.protocol.kafka_batch import assigned, batches_in, checked
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.calls import READ, Row
-from penstock.topics.shared.chunks import batches_in
 from penstock.topics.tier.verify import TierReport
 
 PIECE_BYTES = 1 << 20  # of one statement, of which the last batch may be beyond it
@@ -44,7 +43,7 @@ async def check(log_id: int, report: TierReport, query: Query, fetch: Fetch) -> 
         for row in rows:
             problem = await _problem(row, fetch)
             if problem is not None:
-                if not await _is_there(log_id, row, query):
+                if not await _is_unchanged(log_id, row, query):
                     break
                 where = row["object"] or "PostgreSQL"
                 report.findings.append(Finding(where, row["position"] or 0, problem))
@@ -57,7 +56,7 @@ async def check(log_id: int, report: TierReport, query: Query, fetch: Fetch) -> 
 
 
 async def _problem(row: Row, fetch: Fetch) -> str | None:
-    """What is wrong with the batches of a row."""
+    """Return what is wrong with the batches of a row, or None."""
     base, end = row["base_offset"], row["last_offset"] + 1
     try:
         if row["object"] is None:
@@ -77,8 +76,8 @@ async def _problem(row: Row, fetch: Fetch) -> str | None:
     )
 
 
-async def _is_there(log_id: int, row: Row, query: Query) -> bool:
-    """Whether the row is still as it was."""
+async def _is_unchanged(log_id: int, row: Row, query: Query) -> bool:
+    """Return whether the row is still as it was."""
     [again, *_] = await query(READ, log_id, row["last_offset"], 1) or [None]
     kept = ("last_offset", "object", "position")
     return again is not None and all(again[name] == row[name] for name in kept)

@@ -22,7 +22,7 @@ _NAMES = ("queue", "topic", "name", "group", "consumerGroup", "partition", "tran
 
 
 def recording(record: Record, audited: Audited, call: Handler) -> Handler:
-    """The handler of a route that changes something, with a record of what it did."""
+    """Return the handler of a route that changes something, with a record of each change."""
 
     async def recorded(request: Request) -> Answer:
         try:
@@ -55,7 +55,7 @@ def _described(
 
 
 def object_of(named: Mapping[str, Any]) -> str:
-    """What it was done to: `orders`, `orders@billing`, `orders/c-7@billing`."""
+    """Return the object of a change: `orders`, `orders@billing` or `orders/c-7@billing`."""
     thing = named.get("queue") or named.get("topic") or named.get("name")
     path = "/".join(
         str(part) for part in (thing, named.get("partition"), named.get("transaction")) if part

@@ -35,7 +35,7 @@ def compressed(response: Response) -> Response:
 
 
 def unpack(data: bytes, coding: str, limit: int) -> bytes:
-    """A body without its Content-Encoding, if it has at most `limit` bytes then."""
+    """Return a body without its Content-Encoding, if it has at most `limit` bytes then."""
     return _unpack_gzip(data, limit) if coding == "gzip" else _unpack_zstd(data, limit)
 
 

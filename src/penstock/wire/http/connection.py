@@ -454,8 +454,8 @@ class HttpConnection(asyncio.Protocol):
         task.add_done_callback(self._streamed)
 
     def _streamed(self, task: "asyncio.Task[None]") -> None:
-        """The stream has ended by itself, failed, or was cancelled: by us, because the client has
-        gone or a live stream ends with the server.
+        """Handle the end of a stream: it ended by itself, it failed, or we cancelled it because the
+        client has gone or the server stops.
         """
         server, transport, request = self._server, self.output.transport, self._request
         server.running.discard(task)
@@ -508,7 +508,7 @@ class HttpConnection(asyncio.Protocol):
     # Time, and the end
 
     def sweep(self, now: float, slack: float) -> None:
-        """Enforce the time limits; `slack` is how late our own times may have been written down."""
+        """Enforce the time limits. Our own times may be recorded up to `slack` seconds late."""
         limits = self._server.limits
         quiet = now - self._seen - slack
         if self._state == LINGER and (
@@ -550,7 +550,7 @@ class HttpConnection(asyncio.Protocol):
             transport.abort()
 
     def drain(self) -> None:
-        """The server stops: close now if nothing is under way, else after the answer."""
+        """Close the connection when the server stops: now, or after the open request's answer."""
         if self._state == LINGER or (self._state == READY and not self.rest):
             self._close()
         elif self._stream is not None and self._stream.live:

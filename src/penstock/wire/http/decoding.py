@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, get_args, get_origin, overload
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -30,8 +30,8 @@ _MAX_COMPARED = 20  # unknown names of a request
 
 
 def query_decoder(kind: type) -> Callable[[str], Any]:
-    """A function from a query string to a `kind`. Other parameters are ignored; with a class
-    attribute `refuse_misspelled`, those that look like a misspelling are refused.
+    """Return a function from a query string to a `kind`. Other parameters are ignored; with the
+    class attribute `refuse_misspelled`, those that look like a misspelling are rejected.
     """
     about: Any = msgspec.inspect.type_info(kind)
     repeated = {field.encode_name for field in about.fields if _is_list(field.type)}
@@ -79,8 +79,8 @@ def _refuse_misspelled(
 
 @lru_cache(maxsize=1024)
 def nearest(name: str, known: tuple[str, ...], *, words: bool = False) -> str | None:
-    """The known name that this one is a misspelling of; with `words`, also one that has it as a
-    word (`group` of `consumerGroup`).
+    """Return the known name that this name misspells. With `words`, also return a name that
+    contains it as a word (`group` of `consumerGroup`).
     """
     if len(name) > _MAX_NAME:
         return None
@@ -114,7 +114,7 @@ def _query_problem(text: str, values: dict[str, Any]) -> str:
 
 
 @overload
-def body_decoder(kind: type[T], *, strict: type[T] | None = None) -> Callable[[bytes], T]: ...
+def body_decoder(kind: type[T], *, refuse_misspelled: bool = False) -> Callable[[bytes], T]: ...
 
 
 @overload
@@ -122,11 +122,11 @@ def body_decoder(kind: Any, *, optional: bool) -> Callable[[bytes], Any]: ...
 
 
 def body_decoder(
-    kind: Any, *, optional: bool = False, strict: Any = None
+    kind: Any, *, optional: bool = False, refuse_misspelled: bool = False
 ) -> Callable[[bytes], Any]:
-    """A function from a body to a `kind`. An empty body is an error unless it is `optional`: then
-    it is None. `strict` is `kind` with unknown fields forbidden: with it, fields that look like a
-    misspelling are refused, and a body without unknown fields costs nothing more.
+    """Return a function from a body to a `kind`. An empty body is an error unless it is `optional`:
+    then it is None. With `refuse_misspelled`, fields that look like a misspelling are rejected. A
+    body without unknown fields costs nothing more.
 
     msgspec leaves raw JSON values as they are, also when their bytes are no UTF-8: that is looked
     at here, so that no answer of ours can carry it to someone else.
@@ -134,7 +134,7 @@ def body_decoder(
     if kind is bytes:
         return lambda body: body
     decode = msgspec.json.Decoder(kind).decode
-    decode_strictly = msgspec.json.Decoder(strict).decode if strict else None
+    decode_strictly = msgspec.json.Decoder(_strict(kind)).decode if refuse_misspelled else None
 
     def decode_body(body: bytes) -> Any:
         if not body:
@@ -159,6 +159,16 @@ def body_decoder(
             raise InvalidRequest("Invalid JSON: nested too deeply") from None
 
     return decode_body
+
+
+def _strict(kind: Any) -> Any:
+    """Return `kind` with unknown fields forbidden, also in the objects of its lists."""
+    lists: list[Any] = []
+    for field in msgspec.structs.fields(kind):
+        item = get_args(field.type)[0] if get_origin(field.type) is list else None
+        if isinstance(item, type) and issubclass(item, msgspec.Struct):
+            lists.append((field.name, list[_strict(item)]))  # type: ignore[misc]
+    return msgspec.defstruct(kind.__name__, lists, bases=(kind,), forbid_unknown_fields=True)
 
 
 def _check_fields(kind: type, body: bytes) -> None:

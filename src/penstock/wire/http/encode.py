@@ -22,11 +22,11 @@ class Encoder:
         self.tick()
 
     def tick(self) -> None:
-        """Called every second: the Date header moves on."""
+        """Update the Date header. Called every second."""
         self._date = f"Date: {formatdate(usegmt=True)}\r\n".encode()
 
     def start(self, status: int, content_type: str, headers: Headers = ()) -> bytes:
-        """Status line and the lines every answer of this kind carries."""
+        """Return the status line and the lines that every answer of this kind has."""
         start = self._starts.get((status, content_type, headers))
         if start is None:
             line = f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}\r\n".encode()
@@ -39,7 +39,7 @@ class Encoder:
         return start
 
     def simple(self, response: Response) -> bytes:
-        """An answer to a request that wants nothing special; its headers are a tuple."""
+        """Return an answer to a request without special needs; its headers are a tuple."""
         status, body = response.status, response.body
         key = status, response.content_type, response.headers
         start = self._starts.get(key) or self.start(*key)
@@ -52,7 +52,7 @@ class Encoder:
         return b"%b%bContent-Length: %d\r\n\r\n%b" % (start, date, size, cast(bytes, body))
 
     def head(self, head: HttpHead | None, response: Response, close: bool) -> bytes:
-        """Everything before the body, in the general case."""
+        """Return everything before the body, in the general case."""
         start = self.start(response.status, response.content_type)
         parts = [start, self._date, header_lines(response.headers)]
         if response.status not in _BODILESS:
@@ -72,7 +72,7 @@ class Encoder:
 
 
 def _connection(head: HttpHead | None, close: bool, *, live: bool = False) -> bytes:
-    """HTTP/1.1 needs no word to keep a connection; aiq says it on its streams all the same."""
+    """Return the Connection header. HTTP/1.1 needs none to keep alive; aiq sends it on streams."""
     if close:
         return b"Connection: close\r\n\r\n"
     named = live or (head is not None and head.http10)
@@ -80,9 +80,7 @@ def _connection(head: HttpHead | None, close: bool, *, live: bool = False) -> by
 
 
 def header_lines(headers: Headers) -> bytes:
-    """Headers as lines; one that could break out of its line is a bug of the handler and is not
-    sent.
-    """
+    """Return headers as lines. Raise ValueError for one that could break out of its line."""
     if not headers:
         return b""
     lines = []

@@ -120,30 +120,30 @@ class Request(msgspec.Struct, eq=False):
 
     @property
     def params(self) -> Mapping[str, str]:
-        """Percent-decoded path parameters."""
+        """Return the percent-decoded path parameters."""
         return self.head.params
 
     @property
     def address(self) -> str:
-        """Who sent it: the client's host. Only processes of this broker connect by a Unix socket;
-        one that forwards a request names its client.
+        """Return the client's host. Only processes of this broker connect by a Unix socket; one
+        that forwards a request names its client.
         """
         address = self.peer.address
         return self.head.header(CLIENT_HEADER) or address if address == UNIX else address
 
     @property
     def subject(self) -> str | None:
-        """Who asks, by the token's `sub`; None without a token."""
+        """Return the token's `sub`; None without a token."""
         identity = self.head.identity
         return None if identity is None else identity.subject
 
     @property
     def who(self) -> str:
-        """Who asks, as it is recorded: the token's subject, else the address."""
+        """Return who sent the request, for records: the token's subject, or else the address."""
         return self.subject or self.address
 
     def header(self, name: str) -> str | None:
-        """A header by its lower-case name; several of one name are joined with commas."""
+        """Return a header by its lower-case name; several of one name are joined with commas."""
         return self.head.header(name)
 
     def on_disconnect(self, callback: Callable[[], object]) -> None:
@@ -195,7 +195,7 @@ EMPTY = Response(204)
 
 
 async def finished(answer: Answer | Awaitable[Answer]) -> Answer:
-    """What a handler answers, at once or later."""
+    """Return a handler's answer, at once or when it is ready."""
     return answer if isinstance(answer, Answer) else await answer
 
 
@@ -206,7 +206,7 @@ def json_response(value: Any, status: int = 200, headers: Headers = ()) -> Respo
 def refusal_response(
     head: HttpHead | None, status: int, text: str, headers: Headers = (), **more: Any
 ) -> Response:
-    """An error in the protocol of the route that the request is for; `more` is for ours."""
+    """Return an error in the protocol of the requested route; `more` are fields for our own."""
     if head is None or head.endpoint.write_error is None:
         return error_response(status, text, headers, **more)
     return head.endpoint.write_error(head, status, text, headers)
@@ -217,8 +217,8 @@ def error_response(status: int, text: str, headers: Headers = (), **more: Any) -
 
 
 def failure_response(error: BaseException, request: Request | None, **more: Any) -> Response:
-    """The answer to an error, with the fields `more`. What was not raised on purpose is logged
-    under an id, and the answer names only the id.
+    """Return the answer to an error, with the fields `more`. An unexpected error is logged under an
+    id, and the answer has only the id.
     """
     status = status_of(error).http
     head = request.head if request is not None else None

@@ -247,7 +247,7 @@ def encode_answer(head: KafkaHead, values: Values) -> list[Bytes]:
 
 
 def _pieces(parts: list[Bytes]) -> list[Bytes]:
-    """Large values by themselves, what is between them joined, and the length before all."""
+    """Return large values by themselves and the others joined, with the length of all first."""
     pieces: list[Bytes] = []
     small: list[Bytes] = [LENGTH.pack(sum(map(len, parts)))]
     for part in parts:
@@ -270,7 +270,7 @@ def _answer_writer(key: int, version: int) -> tuple[bool, Writer]:
 
 @cache
 def _writer(schema: type[Any]) -> Writer:
-    """Writes a mapping as this schema says; fields that it does not name get their defaults."""
+    """Return a writer of mappings with this schema; missing fields get their defaults."""
     named: list[tuple[str, Any, Writer]] = []
     for field in dataclasses.fields(schema):
         if "tag" in field.metadata:

@@ -52,7 +52,7 @@ class KafkaConnection(FramedConnection):
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """The address that the client has connected to."""
+        """Return the address that the client has connected to."""
         host, port, *_ = self.transport.get_extra_info("sockname")
         return str(host), int(port)
 

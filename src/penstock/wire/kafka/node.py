@@ -42,7 +42,7 @@ class Node:
         return next((one for one in every if one["node_id"] == node_id), every[0])
 
     def leader(self, topic: AnyLog) -> int:
-        """This broker for the logs that it owns; shared ones are spread over all."""
+        """Return this broker for the logs that it owns; shared ones are spread over all brokers."""
         if self.nodes is None or not isinstance(topic, SharedLog):
             return self.id
         return self.nodes.suggest(topic.name)

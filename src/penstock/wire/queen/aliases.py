@@ -28,6 +28,7 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.wire.queen.shapes import Json, shape
 
 _STATUS = {"waiting": "pending", "leased": "processing"}
+STATES = {theirs: ours for ours, theirs in _STATUS.items()}  # Queen's name -> ours
 _group = shape(
     "queueName=queue totalLag=waiting maxTimeLag=lag_seconds partitionsWithLag=lagging_partitions "
     "subscriptionMode=mode subscriptionTimestamp=start_at subscriptionCreatedAt=created_at"

@@ -47,7 +47,7 @@ from penstock.topics.groups import Groups
 from penstock.topics.shared.groups import OffsetRange
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import AnyLog, TopicStore
-from penstock.topics.topic import Appended, Batch, Promise, Raw
+from penstock.topics.topic import Appended, Batch, FetchedBatches, Promise, Raw
 from penstock.wire.auth import Verifier
 from penstock.wire.framed import Pieces, Slot
 from penstock.wire.tcp.auth import MAX_FIRST_FRAME, TcpTokenGuard
@@ -516,10 +516,10 @@ def _consumed(topic: AnyLog, start: int, most: int) -> Pieces:
 def _fetched(topic: AnyLog, start: int, most: int, extras: int) -> Pieces:
     most, columns = min(most, FETCH_BYTES), b""
     if topic.format.keyed and extras & frames.FORMAT:
-        stored = topic.raw(start, most, strict=True)
-        return _fetch_answer(topic, stored, bytes([frames.RECORD_BATCHES]), stored.read())
+        fetched = topic.batches(start, most)
+        return _fetch_answer(topic, fetched, bytes([frames.RECORD_BATCHES]), fetched.data)
     records: Batch | Raw
-    if topic.format.keyed:
+    if topic.format.keyed or isinstance(topic, SharedLog):
         records = batch = topic.read(start, MAX_FETCHED_RECORDS, most, strict=True)
         raw = b"".join(
             part
@@ -538,7 +538,9 @@ def _fetched(topic: AnyLog, start: int, most: int, extras: int) -> Pieces:
     return _fetch_answer(topic, records, columns, raw)
 
 
-def _fetch_answer(topic: AnyLog, records: Batch | Raw, columns: bytes, raw: bytes) -> Pieces:
+def _fetch_answer(
+    topic: AnyLog, records: Batch | FetchedBatches | Raw, columns: bytes, raw: bytes
+) -> Pieces:
     size = FETCH_ANSWER.size + len(columns) + len(raw)
     head = ANSWER.pack(Command.FETCH | frames.REPLY, TcpStatus.SUCCESS, size)
     fixed = FETCH_ANSWER.pack(

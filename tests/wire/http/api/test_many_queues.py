@@ -14,7 +14,7 @@ import pytest
 from penstock.client import Client
 from tests.conftest import fresh_database
 from tests.support.broker import BrokerProcess
-from tests.support.wait import until
+from tests.support.wait import Stopwatch, until
 
 QUEUES = 30_000
 FILL = f"""
@@ -81,10 +81,11 @@ def http(broker: BrokerProcess) -> Iterator[httpx.Client]:
 
 
 def timed(http: httpx.Client, path: str, **params: object) -> tuple[float, httpx.Response]:
-    began = time.perf_counter()
+    watch = Stopwatch()
     answer = http.get(path, params=params)
+    seconds = watch.seconds
     assert answer.status_code == 200, answer.text
-    return time.perf_counter() - began, answer
+    return seconds, answer
 
 
 @pytest.mark.parametrize("path", ["/api/v1/consumer-groups", "/api/v1/analytics/queue-lag"])
@@ -98,8 +99,6 @@ def test_a_page_of_groups_takes_less_than_200_ms(http, path):
         groups = page if isinstance(page, list) else page["groups"]
         names += [group.get("queue") or group["queueName"] for group in groups]
     assert names == [f"queue-{n:05}" for n in range(1, 3001)]
-    while min(seconds) >= 0.2 and len(seconds) < 20:  # beside other tests
-        seconds.append(timed(http, path, limit=1000)[0])
     assert min(seconds) < 0.2
 
 
@@ -116,7 +115,6 @@ def test_a_listing_is_read_in_pages_by_cursor_each_in_less_than_200_ms(http, pat
             break
         params["cursor"] = page["next"]
     assert sorted(names) == [f"queue-{n:05}" for n in range(1, QUEUES + 1)]
-    # Other work on the machine makes some of them slow, and none of them fast.
     assert min(seconds) < 0.2, statistics.quantiles(seconds)
 
 

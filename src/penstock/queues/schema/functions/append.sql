@@ -3,7 +3,7 @@
 -- The items are sorted by partition, and no transaction id occurs twice in one. The arrays of items are parallel:
 --   p_ids, p_starts      the partitions, each once and ascending, and how many items come before the first item of each
 --   p_transactions       the transaction id of each item, unique in its partition
---   p_checks             true: the id came from outside, so that a stored message may have it; one element may stand for all
+--   p_checked            true: an id came from outside, so that a stored message may have it. Look them up
 --   p_traces, p_producers, p_keys    NULL: no item has one. A key is the id of the key that encrypted payload and headers
 --   p_payloads, p_payload_bounds     all payloads one after the other; item n is what lies from bound n to bound n + 1 (the
 --                        first byte is 1). Encoding and decoding an array of strings costs more than the bytes do
@@ -19,7 +19,7 @@
 -- maxSize is locked too, so that its count is exact; a scheduled item takes room from now on. Wakes the cursors that rest.
 -- Planned once per session: planning for the arrays of each call would cost more than running it (docs/decisions/queues.md).
 CREATE FUNCTION append(
-  p_ids bigint[], p_starts int[], p_transactions text[], p_checks boolean[], p_traces uuid[], p_producers text[],
+  p_ids bigint[], p_starts int[], p_transactions text[], p_checked boolean, p_traces uuid[], p_producers text[],
   p_keys text[], p_payloads bytea, p_payload_bounds int[], p_headers bytea DEFAULT NULL, p_header_bounds int[] DEFAULT NULL,
   p_due_ats timestamptz[] DEFAULT NULL, p_delays double precision[] DEFAULT NULL,
   OUT seqs bigint[], OUT statuses text[], OUT due_ats timestamptz[]
@@ -27,7 +27,7 @@ CREATE FUNCTION append(
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET max_parallel_workers_per_gather = 0
 AS $$
 DECLARE
-  total int := cardinality(p_transactions); t timestamptz; simple boolean; checked boolean := true = ANY (p_checks);
+  total int := cardinality(p_transactions); t timestamptz; simple boolean;
   with_scheduled boolean; competing boolean; limited int[]; room jsonb := '{}'; resting boolean; filled bigint[];
 BEGIN
   SELECT count(*) = cardinality(p_ids) AND bool_and(q.deleted_at IS NULL AND q.max_size = 0 AND NOT q.encryption_enabled),
@@ -37,16 +37,15 @@ BEGIN
     JOIN queues q ON q.id = p.queue_id;
   t := clock_timestamp();
   simple := simple AND p_due_ats IS NULL AND p_delays IS NULL;
-  IF simple AND checked THEN
+  IF simple AND p_checked THEN
     simple := NOT EXISTS (
       SELECT 1 FROM (SELECT l.id, generate_series(l.start + 1, coalesce(l.stop, total)) AS n
                        FROM unnest(p_ids, p_starts, p_starts[2:]) l (id, start, stop)) i
-       CROSS JOIN LATERAL message_named(i.id, p_transactions[i.n]) stored
-       WHERE p_checks[least(i.n, cardinality(p_checks))]);
+       CROSS JOIN LATERAL message_named(i.id, p_transactions[i.n]));
   END IF;
 
   -- The common case: every item is new and is queued now.
-  IF simple AND NOT (checked AND with_scheduled) THEN
+  IF simple AND NOT (p_checked AND with_scheduled) THEN
     WITH log AS MATERIALIZED (
       SELECT l.id, l.start, coalesce(l.stop, total) AS stop, p.queue_id, coalesce(last.seq, p.floor) AS head,
              greatest(t, last.created_at) AS created_at
@@ -95,11 +94,11 @@ BEGIN
            l.queue_id IS NULL OR l.encrypted AND p_keys[i.n] IS NULL AS is_stale
       FROM log l
      CROSS JOIN LATERAL generate_series(l.start + 1, l.stop) i (n)
-      LEFT JOIN LATERAL message_named(l.id, p_transactions[i.n]) stored ON p_checks[least(i.n, cardinality(p_checks))]
+      LEFT JOIN LATERAL message_named(l.id, p_transactions[i.n]) stored ON p_checked
       LEFT JOIN LATERAL (
         SELECT s.due_at FROM scheduled_messages s WHERE s.partition_id = l.id AND s.transaction_id = p_transactions[i.n]
            AND hashtextextended(s.transaction_id, 0) = hashtextextended(p_transactions[i.n], 0) LIMIT 1
-      ) waiting ON l.has_scheduled AND p_checks[least(i.n, cardinality(p_checks))]
+      ) waiting ON p_checked AND l.has_scheduled
   ), judged AS (
     SELECT i.*, CASE WHEN i.is_stale THEN 'stale' WHEN NOT i.is_new THEN 'duplicate'
                      WHEN i.room < count(*) FILTER (WHERE i.is_new AND NOT i.is_stale) OVER (PARTITION BY i.queue_id ORDER BY i.n) THEN 'full'

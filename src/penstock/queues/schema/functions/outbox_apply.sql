@@ -39,7 +39,7 @@ BEGIN
               JOIN partitions p ON p.queue_id = q.id AND p.name = coalesce(o.partition, 'Default')
              ORDER BY p.id, o.transaction_id, o.id) i
     WINDOW before AS (ORDER BY i.target, i.id))
-  SELECT l.ids, l.starts, array_agg(i.transaction_id ORDER BY i.ord) AS transactions, array_agg(i.checked ORDER BY i.ord) AS checks,
+  SELECT l.ids, l.starts, array_agg(i.transaction_id ORDER BY i.ord) AS transactions, bool_or(i.checked) AS checked,
          CASE WHEN count(i.trace_id) > 0 THEN array_agg(i.trace_id ORDER BY i.ord) END AS traces,
          string_agg(i.headers, '' ORDER BY i.ord) AS headers, 1 || array_agg(i.header_bound ORDER BY i.ord) AS header_bounds,
          CASE WHEN count(i.deliver_at) > 0 THEN array_agg(i.deliver_at ORDER BY i.ord) END AS dues,
@@ -64,7 +64,7 @@ BEGIN
   IF queue_names IS NOT NULL THEN
     SELECT r.statuses, r.due_ats INTO statuses, dues
       FROM append(p_ids => pushed.ids, p_starts => pushed.starts, p_transactions => pushed.transactions,
-                  p_checks => pushed.checks, p_traces => pushed.traces, p_producers => NULL, p_keys => NULL,
+                  p_checked => pushed.checked, p_traces => pushed.traces, p_producers => NULL, p_keys => NULL,
                   p_payloads => pushed.payloads, p_payload_bounds => pushed.payload_bounds,
                   p_headers => pushed.headers, p_header_bounds => pushed.header_bounds, p_due_ats => pushed.dues,
                   p_delays => pushed.delays) r;

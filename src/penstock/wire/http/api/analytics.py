@@ -77,6 +77,7 @@ def _minute(point: Point) -> AnalyticsPoint:
         group=point.group or None,
         topic=None if of_queue else point.name,
         **counts,
+        completed=counts["acked"],
         dead_letters=dead,
         lag=point.lag,
         latency=Latency(point.latency.total, *percentiles) if point.latency.total else None,

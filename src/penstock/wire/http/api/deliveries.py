@@ -24,8 +24,6 @@ from penstock.contract.deliveries import (
     PopAnyBody,
     PopOptions,
     PopQuery,
-    StrictAckBatchBody,
-    StrictAckBody,
 )
 from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
@@ -48,8 +46,8 @@ NO_QUEUE = (("Empty-Reason", "no such queue"),)
 NO_PARTITION = (("Empty-Reason", "no such partition"),)
 
 
-read_ack = body_decoder(AckBody, strict=StrictAckBody)
-read_acks = body_decoder(AckBatchBody, strict=StrictAckBatchBody)
+read_ack = body_decoder(AckBody, refuse_misspelled=True)
+read_acks = body_decoder(AckBatchBody, refuse_misspelled=True)
 
 
 def _timeout(milliseconds: int | None) -> float | None:

@@ -21,8 +21,8 @@ def page_of(rows: list[R], query: ListQuery) -> tuple[list[R], int]:
     }
     if rows and name not in fields:
         raise InvalidRequest(
-            f"sort: there is no {name[:60]!r}, only {', '.join(sorted(fields))} (and -... for the"
-            " largest first)"
+            f"sort: unknown field {name[:60]!r}; the fields are {', '.join(sorted(fields))} (with -"
+            " before it: largest first)"
         )
     field = fields.get(name, name)
     unknown = [row for row in matching if getattr(row, field) is None]

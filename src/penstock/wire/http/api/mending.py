@@ -54,14 +54,15 @@ class MendingApi:
 
     def __init__(self, queues: Queues) -> None:
         self._mending = Mending(queues)
+        self._messages = queues.messages
         self._scheduled = queues.scheduled
         self._dead = queues.dead
 
     @route("GET", f"{MESSAGE}/payload", answer_type=BYTES)
     async def payload(self, request: Request) -> Response:
         """The payload of a message, byte by byte as it was pushed."""
-        partition, transaction = request.params["partition"], request.params["transaction"]
-        return _bytes(await self._mending.payload(partition, transaction))
+        names = (request.params[name] for name in ("partition", "transaction"))
+        return _bytes(bytes((await self._messages.detail(*names)).payload))
 
     @route("POST", f"{MESSAGE}/copy", status=201, audit=Audited("message.copy"))
     async def copy(self, request: Request, partition: str, transaction: str) -> StoredCopy:

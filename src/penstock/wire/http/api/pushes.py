@@ -19,7 +19,6 @@ from penstock.contract.deliveries import (
     Later,
     PushBody,
     PushItem,
-    StrictPushBody,
 )
 from penstock.errors import InvalidRequest
 from penstock.protocol import headers
@@ -34,7 +33,7 @@ from penstock.wire.http.routes import serves
 MAX_BUFFER_MS = 3_600_000
 _encode = msgspec.json.Encoder().encode
 ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # these outcomes are encoded as they are
-read_push = body_decoder(PushBody, strict=StrictPushBody)
+read_push = body_decoder(PushBody, refuse_misspelled=True)
 
 
 class NotQueued(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):

@@ -5,13 +5,14 @@
 
 from penstock.broker import Broker
 from penstock.contract import operations
+from penstock.contract.consumers import Consumers, ConsumersReport, Reported
 from penstock.contract.messages import ScheduledMessages
-from penstock.contract.queries import ScheduledQuery
+from penstock.contract.queries import ConsumersQuery, ScheduledQuery
 from penstock.contract.schedules import Schedule, ScheduleList
+from penstock.queues.background.presence import Presence
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.analytics import AnalyticsApi
 from penstock.wire.http.api.configure import ConfigureApi
-from penstock.wire.http.api.consumers import ConsumersApi
 from penstock.wire.http.api.deadletters import DeadLettersApi
 from penstock.wire.http.api.deliveries import DeliveriesApi
 from penstock.wire.http.api.groups import GroupsApi
@@ -38,7 +39,6 @@ def queue_routes(broker: Broker) -> list[HttpRoute]:
         QueenQueuesApi(queues, presence),
         GroupsApi(queues),
         QueenGroupsApi(queues),
-        ConsumersApi(presence),
         DeadLettersApi(queues),
         StoredApi(queues),
         TracesApi(queues),
@@ -46,10 +46,10 @@ def queue_routes(broker: Broker) -> list[HttpRoute]:
         ClusterApi(queues, presence),
         SinksApi(queues.sinks, buffer, queues.settings.max_items),
     ]
-    return [*routes_of(*apis), *_direct_routes(queues)]
+    return [*routes_of(*apis), *_direct_routes(queues, presence)]
 
 
-def _direct_routes(queues: Queues) -> list[HttpRoute]:
+def _direct_routes(queues: Queues, presence: Presence) -> list[HttpRoute]:
     """Return the routes of operations that one call of the engine answers."""
     scheduled, schedules, messages = queues.scheduled, queues.schedules, queues.messages
 
@@ -60,10 +60,24 @@ def _direct_routes(queues: Queues) -> list[HttpRoute]:
     async def list_schedules() -> ScheduleList:
         return ScheduleList(await schedules.listing())
 
+    async def list_consumers(args: ConsumersQuery) -> Consumers:
+        reports = await presence.consumers()
+        if args.queue:
+            reports = [one for one in reports if one.queue == args.queue]
+        if args.group:
+            reports = [one for one in reports if one.group == args.group]
+        return Consumers(reports)
+
+    def report_consumers(body: ConsumersReport) -> Reported:
+        presence.reports.add(body.consumers)
+        return Reported(len(body.consumers))
+
     async def control_schedule(name: str, action: str) -> Schedule:
         return await schedules.pause(name, paused=action == "pause")
 
     return [
+        calling(operations.LIST_CONSUMERS, list_consumers),
+        calling(operations.REPORT_CONSUMERS, report_consumers),
         calling(operations.GET_MESSAGE, messages.detail),
         calling(operations.LIST_SCHEDULED, list_scheduled),
         calling(operations.GET_SCHEDULED, scheduled.detail),

@@ -16,8 +16,7 @@ from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.messages import MessageFilter
 from penstock.queues.engine import Queues
 from penstock.wire.http.routes import serves
-
-_FORMER = {"pending": "waiting", "processing": "leased"}  # states, as Queen MQ names them
+from penstock.wire.queen.aliases import STATES
 
 
 class StoredApi:
@@ -35,7 +34,7 @@ class StoredApi:
             partition=args.partition or None,
             namespace=args.ns or None,
             task=args.task or None,
-            state=status and _FORMER.get(status, status),
+            state=status and STATES.get(status, status),
             since=args.since,
             until=args.until,
         )

@@ -18,7 +18,7 @@ import msgspec
 from penstock.contract import operations
 from penstock.errors import InvalidRequest, NotFound, TooLarge, Unavailable
 from penstock.export.manager import Exports
-from penstock.export.protobuf import text_field
+from penstock.export.protobuf import bytes_field
 from penstock.export.routes import ExportRoute
 from penstock.export.telemetry_request import (
     JSON,
@@ -43,7 +43,7 @@ def write_otlp_error(head: HttpHead, status: int, text: str, headers: Headers) -
     """Return a google.rpc.Status in the type of the request, or in JSON if it had another type."""
     status, headers = _for_exporters(status, headers)
     if media_type((head.media or b"").decode("latin-1")) == PROTOBUF:
-        return Response(status, text_field(_STATUS_MESSAGE, text), PROTOBUF, headers)
+        return Response(status, bytes_field(_STATUS_MESSAGE, text.encode()), PROTOBUF, headers)
     return Response(status, msgspec.json.encode({"message": text}), JSON, headers)
 
 
