@@ -6,6 +6,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from penstock.client.client import QueueSettings
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
@@ -36,6 +37,10 @@ def test_the_page_has_a_row_for_every_option() -> None:
     page = (ROOT / "docs/reference/queues.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (.*) \|$", page, re.MULTILINE)
     assert rows == [(one.name, str(one.default).lower(), one.meaning) for one in OPTIONS]
+
+
+def test_the_client_names_every_option_for_type_checkers() -> None:
+    assert list(QueueSettings.__annotations__) == [one.field for one in OPTIONS]
 
 
 async def test_the_openapi_document_names_every_option(database_url: str) -> None:
