@@ -39,7 +39,7 @@ from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
 from penstock.log.context import Instruments
 from penstock.metrics import Metrics
-from penstock.protocol.kafka_batch import NewRecord, encode_batch, split_batches
+from penstock.protocol.kafka_batch import NewRecord, encode_head, encode_records, split_batches
 from penstock.queues.schema import SCHEMA
 from penstock.topics.groups import Groups
 from penstock.topics.shared.catalog import SharedTopics
@@ -115,7 +115,8 @@ async def in_flight(count: int, work: Callable[[int], Any]) -> float:
 
 
 def encoded(records: int) -> bytes:
-    return encode_batch([NewRecord(bytes(SIZE))] * records, 0)
+    data = encode_records([NewRecord(bytes(SIZE))] * records, [0] * records)
+    return encode_head([data], records, timestamps=(0, 0)) + data
 
 
 async def ours(url: str, batch: int, count: int) -> float:

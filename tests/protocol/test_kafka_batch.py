@@ -22,7 +22,6 @@ from penstock.protocol.kafka_batch import (
     NewRecord,
     decode_batch,
     decompress,
-    encode_batch,
     encode_head,
     is_whole,
     our_producer,
@@ -30,6 +29,7 @@ from penstock.protocol.kafka_batch import (
     split_batches,
     varint,
 )
+from tests.support.kafka_wire import encode_batch
 
 NOW = 1_700_000_000_000
 

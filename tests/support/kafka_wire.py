@@ -7,13 +7,14 @@ import dataclasses
 import io
 import struct
 import types
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, get_args, get_origin
 
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from penstock.protocol.kafka_batch import NewRecord, encode_batch
+from penstock.protocol.kafka_batch import NewRecord, encode_head, encode_records
 
 LENGTH = struct.Struct(">i")
 
@@ -62,6 +63,14 @@ def _empty(field: Any) -> Any:
     if kafka_type.startswith("timedelta"):
         return timedelta(0)
     return {"string": "", "bytes": b"", "bool": False}.get(kafka_type, 0)
+
+
+def encode_batch(records: Sequence[NewRecord], timestamp: int, **head: Any) -> bytes:
+    """A record batch; records without a timestamp get `timestamp`."""
+    times = [timestamp if one.timestamp is None else one.timestamp for one in records]
+    encoded = encode_records(records, times)
+    bounds = (times[0], max(times))
+    return encode_head([encoded], len(records), timestamps=bounds, **head) + encoded
 
 
 def plain_batch(*values: bytes, **head: Any) -> bytes:

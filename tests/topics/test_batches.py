@@ -23,12 +23,12 @@ from penstock.protocol.kafka_batch import (
     KafkaRecord,
     NewRecord,
     decode_batch,
-    encode_batch,
     split_batches,
 )
 from penstock.topics import scrub
 from penstock.topics.topic import Appended, Topic
 from tests.support.faults import CHANGES, FaultyFs
+from tests.support.kafka_wire import encode_batch
 from tests.support.topics import Clock, everything, log_directory, running
 from tests.support.wait import eventually
 

@@ -174,16 +174,13 @@ def encode_head(
     return HEAD.pack(base_offset, length, leader_epoch, MAGIC, crc, *checked)
 
 
-def encode_batch(records: Sequence[NewRecord], timestamp: int, **head: Any) -> bytes:
-    """Encode a batch; records without a timestamp get `timestamp`."""
-    times = [timestamp if one.timestamp is None else one.timestamp for one in records]
-    base = times[0]
-    encoded = b"".join(
+def encode_records(records: Sequence[NewRecord], timestamps: Sequence[int]) -> bytes:
+    """Encode the records of a batch, whose base timestamp is the first one."""
+    base = timestamps[0]
+    return b"".join(
         encode_record(delta, record, at - base)
-        for delta, (record, at) in enumerate(zip(records, times, strict=True))
+        for delta, (record, at) in enumerate(zip(records, timestamps, strict=True))
     )
-    fixed = encode_head([encoded], len(records), timestamps=(base, max(times)), **head)
-    return fixed + encoded
 
 
 def producer_header(producer: bytes, sequence: int) -> tuple[str, bytes]:

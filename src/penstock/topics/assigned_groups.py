@@ -97,12 +97,12 @@ class Joined(NamedTuple):
 class Member:
     id: str
     instance: str | None
-    client: str
-    host: str
-    session_timeout: float
-    rebalance_timeout: float
-    protocols: Mapping[str, bytes]
-    deadline: float  # of its session, on the groups' clock; ignored while its join or sync waits
+    client: str = ""
+    host: str = ""
+    session_timeout: float = 0.0
+    rebalance_timeout: float = 0.0
+    protocols: Mapping[str, bytes] = field(default_factory=dict)
+    deadline: float = 0.0  # of its session, on the groups' clock; ignored while it waits
     assignment: bytes = b""
     join: "asyncio.Future[Joined] | None" = None
     sync: "asyncio.Future[bytes] | None" = None
@@ -129,6 +129,10 @@ class AssignedGroup:
     def static(self, instance: str) -> Member | None:
         return next((one for one in self.members.values() if one.instance == instance), None)
 
+    def add(self, member: str, joining: Joining) -> Member:
+        added = self.members[member] = Member(member, joining.instance)
+        return added
+
     @property
     def rebalance_end(self) -> float:
         """Return when a rebalance ends, if nothing changes until then."""
@@ -136,10 +140,6 @@ class AssignedGroup:
         if everyone and not self.pending:
             return self.not_before
         return max(self.join_deadline, self.not_before)
-
-    def common_protocols(self) -> set[str]:
-        sets = [set(one.protocols) for one in self.members.values()]
-        return set.intersection(*sets) if sets else set()
 
     def joined(self, member: Member, leader: str | None = None) -> Joined:
         members = (
@@ -193,7 +193,7 @@ class AssignedGroups:
         return group is not None and bool(group.members)
 
     def drop(self, name: str) -> None:
-        """Refuse waiting requests of this group, since another broker coordinates it."""
+        """Refuse waiting requests of this group: another broker coordinates it now."""
         group = self._groups.pop(name, None)
         if group is not None:
             _stop_timer(group)
@@ -202,11 +202,8 @@ class AssignedGroups:
 
     def stop(self) -> None:
         """Refuse waiting requests. The members join again, here or at another broker."""
-        for group in self._groups.values():
-            _stop_timer(group)
-            for member in group.members.values():
-                _refuse(member, Refusal.REBALANCE_IN_PROGRESS)
-        self._groups.clear()
+        for name in self.names():
+            self.drop(name)
 
     # Requests of members
 
@@ -315,27 +312,14 @@ class AssignedGroups:
             group.pending[given] = self._clock() + joining.session_timeout
             self._watch(group)
             raise MemberRefused(Refusal.MEMBER_ID_REQUIRED, given)
-        return self._add(group, given, joining)
+        return group.add(given, joining)
 
     def _add_known(self, group: AssignedGroup, joining: Joining) -> Member:
         if joining.instance is not None and group.static(joining.instance) is not None:
             raise MemberRefused(Refusal.FENCED_INSTANCE_ID)
         if group.pending.pop(joining.member, None) is None:
             raise MemberRefused(Refusal.UNKNOWN_MEMBER_ID)
-        return self._add(group, joining.member, joining)
-
-    def _add(self, group: AssignedGroup, given: str, joining: Joining) -> Member:
-        member = group.members[given] = Member(
-            given,
-            joining.instance,
-            joining.client,
-            joining.host,
-            joining.session_timeout,
-            joining.rebalance_timeout,
-            {},
-            self._clock() + joining.session_timeout,
-        )
-        return member
+        return group.add(joining.member, joining)
 
     def _update(self, member: Member, joining: Joining) -> None:
         member.client, member.host = joining.client, joining.host
@@ -456,10 +440,9 @@ class AssignedGroups:
         group.state = GroupState.COMPLETING
         if group.leader not in here:
             group.leader = here[0]
-        common = group.common_protocols()
-        votes = Votes(
-            next(name for name in one.protocols if name in common) for one in group.members.values()
-        )
+        offered = [one.protocols for one in group.members.values()]
+        common = set(offered[0]).intersection(*offered)
+        votes = Votes(next(name for name in one if name in common) for one in offered)
         group.protocol = votes.most_common(1)[0][0]
         for member in group.members.values():
             member.assignment = b""

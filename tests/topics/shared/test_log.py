@@ -15,13 +15,13 @@ from penstock.protocol.kafka_batch import (
     BatchHead,
     NewRecord,
     decode_batch,
-    encode_batch,
     split_batches,
 )
 from penstock.queues.schema import SCHEMA
 from penstock.topics.shared.calls import APPEND, AppendAnswer, AppendCall
 from penstock.topics.shared.catalog import NOTIFY_SECONDS, SharedTopics
 from penstock.topics.shared.log import SharedLog
+from tests.support.kafka_wire import encode_batch
 from tests.support.wait import eventually
 from tests.topics.shared.conftest import shared_topics
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol.kafka_batch import NewRecord, decode_batch, encode_batch, split_batches
+from penstock.protocol.kafka_batch import NewRecord, decode_batch, split_batches
 from penstock.wire.kafka.apis import APIS
-from tests.support.kafka_wire import KafkaWire, plain_batch, request_bytes
+from tests.support.kafka_wire import KafkaWire, encode_batch, plain_batch, request_bytes
 from tests.support.served import serving
 from tests.support.wait import eventually
 

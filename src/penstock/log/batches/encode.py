@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.protocol.kafka_batch import Bytes, plain_prefix, varint
 
-MAX_LOOPED_RECORDS = 40  # for more records, numpy is faster than a loop
+MAX_LOOPED_RECORDS = 40  # for more records of equal length, numpy is faster than a loop
+MAX_MIXED_RECORDS = 256  # for more records of other lengths: 200 take 31 us instead of 81
 # Records whose prefixes are encoded together and cached. All offset deltas of a block have varints
 # of one width, since they grow at powers of two from 64 on.
 FIRST_BLOCK, MAX_BLOCK = 64, 4096
@@ -27,7 +28,8 @@ def encode_values(payloads: Sequence[Bytes]) -> Bytes:
         size = int(lengths[0])
         if size and bool((lengths == size).all()):
             return encode_table(np.frombuffer(b"".join(payloads), f"V{size}"))
-        return encode_joined(lengths, payloads)
+        if len(payloads) > MAX_MIXED_RECORDS:
+            return encode_joined(lengths, payloads)
     parts: list[Bytes] = []
     for delta, payload in enumerate(payloads):
         parts += (plain_prefix(delta, len(payload)), payload, b"\0")

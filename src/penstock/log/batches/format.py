@@ -36,6 +36,7 @@ from penstock.protocol.kafka_batch import (
     NewRecord,
     encode_head,
     encode_record,
+    encode_records,
     our_producer,
     plain_prefix,
     producer_header,
@@ -67,10 +68,12 @@ class BatchFormat(SegmentFormat):
             if isinstance(producer, Producer):
                 header = producer_header(producer.id, producer.sequence)
             if isinstance(content, Records):
-                times = [
-                    newest if one.timestamp is None else one.timestamp for one in content.records
-                ]
-                chunks, count = _encode_records(content.records, times, header), len(times)
+                records = content.records
+                times = [newest if one.timestamp is None else one.timestamp for one in records]
+                if header is not None:
+                    first_record = records[0]._replace(headers=[*records[0].headers, header])
+                    records = [first_record, *records[1:]]
+                chunks, count = [encode_records(records, times)], len(times)
                 oldest, newest = times[0], max(times)
             else:
                 chunks, count = _encode_payloads(content, header)
@@ -201,18 +204,3 @@ def _encode_payloads(
     size = len(plain_prefix(0, len(first))) + len(first) + 1
     named = encode_record(0, NewRecord(first, headers=[header]), 0)
     return [named, memoryview(records)[size:]], count
-
-
-def _encode_records(
-    content: Sequence[NewRecord], times: list[int], header: tuple[str, bytes] | None
-) -> list[Bytes]:
-    if header is not None:
-        first = content[0]
-        content = [first._replace(headers=[*first.headers, header]), *content[1:]]
-    base = times[0]
-    return [
-        b"".join(
-            encode_record(delta, record, at - base)
-            for delta, (record, at) in enumerate(zip(content, times, strict=True))
-        )
-    ]

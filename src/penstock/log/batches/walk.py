@@ -53,30 +53,24 @@ def whole_batches(
     """Yield adjacent intact batches from `start` on. Their offsets are consecutive; with `limit`,
     there may be gaps, and all offsets are below it.
     """
-    at = start
+    at, wanted = start, CHUNK_BYTES
     while at < size:
-        buffer = memoryview(file.read_at(at, min(CHUNK_BYTES, size - at)))
-        inside = 0
-        while True:
-            shape = shape_at(buffer, inside)
-            if shape is None or inside + shape[2] > len(buffer):
-                break
-            if not _follows(shape, offset, limit) or not is_whole(buffer, inside):
+        buffer = memoryview(file.read_at(at, min(wanted, size - at)))
+        inside, before, wanted = 0, wanted, CHUNK_BYTES
+        while (shape := shape_at(buffer, inside)) is not None:
+            if not _follows(shape, offset, limit):
                 return
-            head = BatchHead.parse(buffer, inside)
-            yield Located(at + inside, head, buffer[inside : inside + shape[2]])
-            offset, inside = shape[1], inside + shape[2]
+            end = inside + shape[2]
+            if end > len(buffer):
+                wanted = max(wanted, shape[2])
+                break
+            if not is_whole(buffer, inside):
+                return
+            yield Located(at + inside, BatchHead.parse(buffer, inside), buffer[inside:end])
+            offset, inside = shape[1], end
         at += inside
-        if inside:
-            continue
-        # larger than a chunk, or not a batch
-        if shape is None or not _follows(shape, offset, limit) or at + shape[2] > size:
-            return
-        data = file.read_at(at, shape[2])
-        if not is_whole(data):
-            return
-        yield Located(at, BatchHead.parse(data), data)
-        offset, at = shape[1], at + shape[2]
+        if not inside and wanted <= before:
+            return  # not a batch, or the file ends within it
 
 
 def _follows(shape: tuple[int, int, int], offset: int, limit: int | None) -> bool:

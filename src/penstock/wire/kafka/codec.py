@@ -53,6 +53,8 @@ _NUMBERS = {
     "bool": ">?",
 }
 _SHORT = Struct(">h")
+_TIMES = ("timedelta_i32", "timedelta_i64", "datetime_i64")
+_DEFAULTS = {"datetime_i64": -1, "string": "", "bytes": b"", "records": b""}
 
 
 class KafkaHead(NamedTuple):
@@ -74,9 +76,9 @@ def read_request(head: KafkaHead, frame: memoryview) -> tuple[str, Any]:
     """Return the client's id, and the request with its fields as attributes."""
     has_tags, read = _request_reader(head.key, head.version)
     try:
-        client, at = _read_short_text(frame, HEAD.size)  # never compact
+        client, at = _read_client(frame, HEAD.size)
         if has_tags:
-            at = _skip_tags(frame, at)
+            at = _read_tags(frame, at, {}, {})
         # What follows is ignored, as by Kafka: librdkafka asks for all topics with a byte more.
         body, _ = read(frame, at)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -91,27 +93,56 @@ def _request_reader(key: int, version: int) -> tuple[bool, Reader]:
     return schema.__header_schema__.__flexible__, _reader(schema)
 
 
+class SchemaField(NamedTuple):
+    """A field of a message, as `kio` describes it."""
+
+    name: str
+    kind: Any  # Kafka's name of the type, or the class of a field with fields of its own
+    array: bool
+    optional: bool  # may be null
+    tag: int | None
+    default: Any
+
+
 @cache
-def _reader(schema: type[Any]) -> Reader:
+def _fields(schema: Any) -> list[SchemaField]:
+    fields = []
+    for field in dataclasses.fields(schema):
+        python: Any = field.type
+        optional = array = False
+        if isinstance(python, types.UnionType):
+            optional = True
+            (python,) = (one for one in get_args(python) if one is not types.NoneType)
+        if get_origin(python) is tuple:
+            array, python = True, get_args(python)[0]
+        kind = field.metadata.get("kafka_type", python)
+        if kind in _TIMES or field.default is dataclasses.MISSING:
+            null = optional and kind == "string"
+            default = () if array else None if null else _DEFAULTS.get(kind, 0)
+        else:
+            default = field.default
+        tag = field.metadata.get("tag")
+        fields.append(SchemaField(field.name, kind, array, optional, tag, default))
+    return fields
+
+
+@cache
+def _reader(schema: Any) -> Reader:
     named: list[tuple[str, Reader]] = []
     tagged: dict[int, tuple[str, Reader]] = {}
     defaults: dict[str, Any] = {}
     flexible: bool = schema.__flexible__
-    for field in dataclasses.fields(schema):
-        kind, array, optional = _kind(field)
-        read: Reader
-        if "kafka_type" not in field.metadata:  # it has fields of its own
-            read = _reader(kind)
-        else:
-            # That a text may be null is checked where it matters: few are used.
-            read = _primitive_reader(field.metadata["kafka_type"], flexible)
-        if array:
+    for field in _fields(schema):
+        # That a text may be null is checked where it matters: few are used.
+        primitive = isinstance(field.kind, str)
+        read = _primitive_reader(field.kind, flexible) if primitive else _reader(field.kind)
+        if field.array:
             read = _array_reader(read, flexible)
-        if "tag" in field.metadata:
-            tagged[field.metadata["tag"]] = field.name, read
-            defaults[field.name] = _default(field, array)
+        if field.tag is None:
+            named.append((field.name, read if field.optional else _required(read)))
         else:
-            named.append((field.name, _required(read, optional)))
+            tagged[field.tag] = field.name, read
+            defaults[field.name] = field.default
 
     def read_fields(data: memoryview, at: int) -> tuple[Any, int]:
         values = dict(defaults)
@@ -124,14 +155,14 @@ def _reader(schema: type[Any]) -> Reader:
     return read_fields
 
 
-def _required(read: Reader, optional: bool) -> Reader:
+def _required(read: Reader) -> Reader:
     def read_value(data: memoryview, at: int) -> tuple[Any, int]:
         value, at = read(data, at)
         if value is None:
             raise IndexError("a field is null")
         return value, at
 
-    return read if optional else read_value
+    return read_value
 
 
 def _read_tags(
@@ -148,10 +179,6 @@ def _read_tags(
             values[name], _ = read(data[: at + size], at)
         at += size
     return at
-
-
-def _skip_tags(data: memoryview, at: int) -> int:
-    return _read_tags(data, at, {}, {})
 
 
 def _array_reader(read: Reader, flexible: bool) -> Reader:
@@ -177,26 +204,25 @@ def _primitive_reader(kafka_type: str, flexible: bool) -> Reader:
         return lambda data, at: (number.unpack_from(data, at)[0], at + number.size)
     if kafka_type == "uuid":
         return lambda data, at: (UUID(bytes=bytes(data[at : at + 16])), at + 16)
-    if kafka_type == "string":
-        return _read_compact_text if flexible else _read_short_text
-    size = _read_count if flexible else _read_length
+    text = kafka_type == "string"
+    size = _read_count if flexible else _read_short if text else _read_length
 
     def read_bytes(data: memoryview, at: int) -> tuple[Any, int]:
         length, at = size(data, at)
-        content = _cut(data, at, length)
-        if content is not None and kafka_type != "records":
-            content = bytes(content)
-        return content, at + max(0, length)
+        if length < 0:
+            return None, at
+        if length > len(data) - at:
+            raise IndexError(f"a value of {length} bytes ends behind the request")
+        content = data[at : at + length]
+        if kafka_type != "records":
+            return str(content, "utf-8") if text else bytes(content), at + length
+        return content, at + length
 
     return read_bytes
 
 
-def _cut(data: memoryview, at: int, length: int) -> Bytes | None:
-    if length < 0:
-        return None
-    if length > len(data) - at:
-        raise IndexError(f"a value of {length} bytes ends behind the request")
-    return data[at : at + length]
+def _read_short(data: memoryview, at: int) -> tuple[int, int]:
+    return _SHORT.unpack_from(data, at)[0], at + _SHORT.size
 
 
 def _read_length(data: memoryview, at: int) -> tuple[int, int]:
@@ -221,19 +247,7 @@ def _read_unsigned(data: memoryview, at: int) -> tuple[int, int]:
             raise IndexError("a number has more than five bytes")
 
 
-def _read_compact_text(data: memoryview, at: int) -> tuple[str | None, int]:
-    length, at = _read_count(data, at)
-    return _text(_cut(data, at, length)), at + max(0, length)
-
-
-def _read_short_text(data: memoryview, at: int) -> tuple[str | None, int]:
-    (length,) = _SHORT.unpack_from(data, at)
-    at += _SHORT.size
-    return _text(_cut(data, at, length)), at + max(0, length)
-
-
-def _text(content: Bytes | None) -> str | None:
-    return None if content is None else str(content, "utf-8")
+_read_client = _primitive_reader("string", False)  # never compact
 
 
 def encode_answer(head: KafkaHead, values: Values) -> list[Bytes]:
@@ -269,24 +283,20 @@ def _answer_writer(key: int, version: int) -> tuple[bool, Writer]:
 
 
 @cache
-def _writer(schema: type[Any]) -> Writer:
+def _writer(schema: Any) -> Writer:
     """Return a writer of mappings with this schema; missing fields get their defaults."""
     named: list[tuple[str, Any, Writer]] = []
-    for field in dataclasses.fields(schema):
-        if "tag" in field.metadata:
-            continue  # all of them may be left out
-        kind, array, optional = _kind(field)
-        write = (
-            _writer(kind)
-            if "kafka_type" not in field.metadata  # it has fields of its own
-            else _primitive(
-                field.metadata["kafka_type"], schema.__flexible__, optional and not array
-            )
-        )
-        if array:
-            write = _array(write, schema.__flexible__)
-        named.append((field.name, _default(field, array), write))
     flexible: bool = schema.__flexible__
+    for field in _fields(schema):
+        if field.tag is not None:
+            continue  # all of them may be left out
+        if isinstance(field.kind, str):
+            write = _primitive(field.kind, flexible, field.optional and not field.array)
+        else:
+            write = _writer(field.kind)
+        if field.array:
+            write = _array(write, flexible)
+        named.append((field.name, field.default, write))
 
     def write_fields(out: list[Bytes], values: Values) -> None:
         for name, default, write in named:
@@ -295,31 +305,6 @@ def _writer(schema: type[Any]) -> Writer:
             out.append(b"\0")
 
     return write_fields
-
-
-def _kind(field: "dataclasses.Field[Any]") -> tuple[Any, bool, bool]:
-    """Return the type of a field's items, whether it is an array, and whether it may be null."""
-    kind: Any = field.type
-    optional = array = False
-    if isinstance(kind, types.UnionType):
-        optional = True
-        (kind,) = (one for one in get_args(kind) if one is not types.NoneType)
-    if get_origin(kind) is tuple:
-        array, kind = True, get_args(kind)[0]
-    return kind, array, optional
-
-
-def _default(field: "dataclasses.Field[Any]", array: bool) -> Any:
-    kafka_type = field.metadata.get("kafka_type", "")
-    if kafka_type.startswith(("timedelta", "datetime")):
-        return -1 if kafka_type.startswith("datetime") else 0
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    if array:
-        return ()
-    if kafka_type == "string" and isinstance(field.type, types.UnionType):
-        return None
-    return {"string": "", "bytes": b"", "records": b""}.get(kafka_type, 0)
 
 
 def _array(write: Writer, flexible: bool) -> Writer:

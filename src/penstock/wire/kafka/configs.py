@@ -7,6 +7,7 @@ everything else, it has the broker's settings.
 from collections.abc import Mapping
 from typing import Any
 
+from kio.schema.errors import ErrorCode as Code
 from msgspec.structs import replace
 
 from penstock.config.schema import TopicsSettings as Settings
@@ -18,7 +19,7 @@ from penstock.topics.store import LOCAL, PLACEMENTS, SHARED, AnyLog, TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, Refused, failed
+from penstock.wire.kafka.errors import Refused, failed
 from penstock.wire.kafka.node import Node
 
 POLICY = "cleanup.policy"
@@ -37,7 +38,7 @@ SET, DELETE_OPERATION = 0, 1
 
 class InvalidConfig(Refused):
     def __init__(self, text: str) -> None:
-        super().__init__(Code.INVALID_CONFIG, text)
+        super().__init__(Code.invalid_config, text)
 
 
 def broker_configs(settings: Settings) -> dict[str, tuple[str, int]]:

@@ -1,8 +1,10 @@
-"""Kafka's error codes, and which of them our errors become."""
+"""Kafka's error codes (`kio` names them), and which of them our errors become."""
 
 import logging
-from enum import IntEnum
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
+
+from kio.schema.errors import ErrorCode as Code
 
 from penstock import errors
 from penstock.log.format import InvalidRecord
@@ -10,48 +12,6 @@ from penstock.log.producers import OutOfOrder, ProducerFenced
 from penstock.protocol.status import is_expected
 
 log = logging.getLogger("penstock.kafka")
-
-
-class Code(IntEnum):
-    UNKNOWN = -1
-    NONE = 0
-    OFFSET_OUT_OF_RANGE = 1
-    CORRUPT_MESSAGE = 2
-    UNKNOWN_TOPIC_OR_PARTITION = 3
-    LEADER_NOT_AVAILABLE = 5
-    REQUEST_TIMED_OUT = 7
-    MESSAGE_TOO_LARGE = 10
-    OFFSET_METADATA_TOO_LARGE = 12
-    NOT_COORDINATOR = 16
-    INVALID_TOPIC = 17
-    ILLEGAL_GENERATION = 22
-    INCONSISTENT_GROUP_PROTOCOL = 23
-    INVALID_GROUP_ID = 24
-    UNKNOWN_MEMBER_ID = 25
-    INVALID_SESSION_TIMEOUT = 26
-    REBALANCE_IN_PROGRESS = 27
-    TOPIC_AUTHORIZATION_FAILED = 29
-    GROUP_AUTHORIZATION_FAILED = 30
-    CLUSTER_AUTHORIZATION_FAILED = 31
-    UNSUPPORTED_SASL_MECHANISM = 33
-    ILLEGAL_SASL_STATE = 34
-    UNSUPPORTED_VERSION = 35
-    TOPIC_ALREADY_EXISTS = 36
-    INVALID_PARTITIONS = 37
-    INVALID_REPLICATION_FACTOR = 38
-    INVALID_CONFIG = 40
-    INVALID_REQUEST = 42
-    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
-    INVALID_PRODUCER_EPOCH = 47
-    KAFKA_STORAGE_ERROR = 56
-    SASL_AUTHENTICATION_FAILED = 58
-    NON_EMPTY_GROUP = 68
-    GROUP_ID_NOT_FOUND = 69
-    FETCH_SESSION_ID_NOT_FOUND = 70
-    MEMBER_ID_REQUIRED = 79
-    GROUP_MAX_SIZE_REACHED = 81
-    FENCED_INSTANCE_ID = 82
-    INVALID_RECORD = 87
 
 
 class Refused(errors.InvalidRequest):
@@ -64,19 +24,19 @@ class Refused(errors.InvalidRequest):
 
 # By class, then its bases. Codes that clients retry stand for what may pass.
 _CODES: dict[type[BaseException], Code] = {
-    InvalidRecord: Code.INVALID_RECORD,
-    OutOfOrder: Code.OUT_OF_ORDER_SEQUENCE_NUMBER,
-    ProducerFenced: Code.INVALID_PRODUCER_EPOCH,
-    errors.NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
-    errors.InvalidOffset: Code.OFFSET_OUT_OF_RANGE,
-    errors.TooLarge: Code.MESSAGE_TOO_LARGE,
-    errors.Forbidden: Code.TOPIC_AUTHORIZATION_FAILED,
-    errors.Unauthorized: Code.SASL_AUTHENTICATION_FAILED,
-    errors.InvalidRequest: Code.INVALID_REQUEST,
-    errors.Conflict: Code.INVALID_REQUEST,
-    errors.Unavailable: Code.REQUEST_TIMED_OUT,
-    errors.Damaged: Code.KAFKA_STORAGE_ERROR,
-    errors.StorageError: Code.KAFKA_STORAGE_ERROR,
+    InvalidRecord: Code.invalid_record,
+    OutOfOrder: Code.out_of_order_sequence_number,
+    ProducerFenced: Code.invalid_producer_epoch,
+    errors.NotFound: Code.unknown_topic_or_partition,
+    errors.InvalidOffset: Code.offset_out_of_range,
+    errors.TooLarge: Code.message_too_large,
+    errors.Forbidden: Code.topic_authorization_failed,
+    errors.Unauthorized: Code.sasl_authentication_failed,
+    errors.InvalidRequest: Code.invalid_request,
+    errors.Conflict: Code.invalid_request,
+    errors.Unavailable: Code.request_timed_out,
+    errors.Damaged: Code.kafka_storage_error,
+    errors.StorageError: Code.kafka_storage_error,
 }
 
 
@@ -88,7 +48,7 @@ def code_of(error: BaseException) -> Code:
             return _CODES[kind]
     if not is_expected(error):
         log.error("a request failed unexpectedly", exc_info=error)
-    return Code.UNKNOWN
+    return Code.unknown_server_error
 
 
 def text_of(error: BaseException) -> str:
@@ -99,3 +59,41 @@ def text_of(error: BaseException) -> str:
 def failed(error: BaseException) -> dict[str, Any]:
     """Return the fields of an answer with this error."""
     return {"error_code": code_of(error), "error_message": text_of(error)}
+
+
+async def each_topic(
+    asked: Iterable[Any], answer: Callable[[Any], Awaitable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return the answers for each topic of a request, by its name."""
+    answers = []
+    for one in asked:
+        entry: dict[str, Any] = {"name": one if isinstance(one, str) else one.name}
+        try:
+            entry |= await answer(one)
+        except Exception as error:  # noqa: BLE001 - answered for this topic
+            entry |= failed(error)
+        answers.append(entry)
+    return answers
+
+
+async def each_partition(
+    topics: Iterable[Any], answer: Callable[[str, Any], Awaitable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return the answers for each partition of a request. Some versions name fields otherwise; all
+    names are set, because an answer leaves out what its version does not have.
+    """
+    answers = []
+    for topic in topics:
+        name = topic.name if hasattr(topic, "name") else topic.topic
+        partitions = []
+        for asked in topic.partitions:
+            number = getattr(asked, "partition_index", getattr(asked, "partition", 0))
+            entry: dict[str, Any] = {"partition_index": number, "partition": number}
+            try:
+                entry |= await answer(name, asked)
+            except Exception as error:  # noqa: BLE001 - answered for this partition
+                unknown = dict.fromkeys(("offset", "end_offset", "low_watermark"), -1)
+                entry |= {"error_code": code_of(error), **unknown}
+            partitions.append(entry)
+        answers.append({"name": name, "topic": name, "partitions": partitions})
+    return answers

@@ -5,6 +5,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kio.schema.errors import ErrorCode as Code
+
 from penstock.errors import Forbidden, InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.protocol.names import check_name, partition_label, split_label
 from penstock.protocol.roles import Role
@@ -16,7 +18,7 @@ from penstock.topics.store import TopicStore
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, Refused, code_of
+from penstock.wire.kafka.errors import Refused, code_of, each_partition
 from penstock.wire.kafka.node import Node
 
 GROUP_KEY = 0  # asks for a group's coordinator; 1 asks for a transaction's
@@ -25,11 +27,11 @@ MAX_NOTE = 4096  # bytes of metadata in a commit, as in Kafka
 
 def group_code(error: BaseException) -> int:
     if isinstance(error, MemberRefused):
-        return Code[error.refusal.name]
+        return Code[error.refusal.name.lower()]
     if isinstance(error, NotCoordinator):
-        return Code.NOT_COORDINATOR
+        return Code.not_coordinator
     if isinstance(error, Forbidden):
-        return Code.GROUP_AUTHORIZATION_FAILED
+        return Code.group_authorization_failed
     return code_of(error)
 
 
@@ -44,7 +46,7 @@ class GroupRequests:
         """Name the broker in the group's database row, as long as that broker is alive."""
         if getattr(request.body, "key_type", GROUP_KEY) != GROUP_KEY:
             text = "transactions are not supported"
-            return {"error_code": Code.INVALID_REQUEST, "error_message": text, "node_id": -1}
+            return {"error_code": Code.invalid_request, "error_message": text, "node_id": -1}
         coordinator, _ = await self._coordinator(request.body.key)
         return self._node.describe_one(connection, coordinator)
 
@@ -146,7 +148,7 @@ class GroupRequests:
             except PenstockError as error:
                 answer["error_code"] = group_code(error)
             answers.append(answer)
-        code = answers[0].get("error_code", Code.NONE) if members is None else Code.NONE
+        code = answers[0].get("error_code", Code.none) if members is None else Code.none
         return {"error_code": code, "members": answers}
 
     def _check(self, connection: KafkaConnection, group: str) -> None:
@@ -154,13 +156,13 @@ class GroupRequests:
         try:
             check_name(group, "group")
         except InvalidRequest as error:
-            raise Refused(Code.INVALID_GROUP_ID, str(error)) from None
+            raise Refused(Code.invalid_group_id, str(error)) from None
 
     # Committed offsets
 
     async def offset_commit(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
-        refused, changed = Code.NONE, False
+        refused, changed = Code.none, False
         epoch: int | None = None
         shared: list[tuple[SharedLog, int, str]] = []
         try:
@@ -176,17 +178,17 @@ class GroupRequests:
             self._groups.assigned.check_commit(body.group_id, who)
         except PenstockError as error:
             refused = Code(group_code(error))
-        topics = []
-        for topic in body.topics:
-            partitions = []
-            for one in topic.partitions:
-                code: int = refused
-                if not refused:
-                    before = len(shared)
-                    code = self._commit(body.group_id, topic.name, one, shared)
-                    changed = changed or (not code and len(shared) == before)
-                partitions.append({"partition_index": one.partition_index, "error_code": code})
-            topics.append({"name": topic.name, "partitions": partitions})
+
+        async def commit(name: str, one: Any) -> dict[str, Any]:
+            nonlocal changed
+            code: int = refused
+            if not refused:
+                before = len(shared)
+                code = self._commit(body.group_id, name, one, shared)
+                changed = changed or (not code and len(shared) == before)
+            return {"error_code": code}
+
+        topics = await each_partition(body.topics, commit)
         if changed or shared:
             try:
                 if changed:
@@ -198,7 +200,7 @@ class GroupRequests:
                         for answer in topic["partitions"]:
                             label = partition_label(topic["name"], answer["partition_index"])
                             if label not in done and self._topics.is_shared(label):
-                                answer["error_code"] = Code.OFFSET_OUT_OF_RANGE
+                                answer["error_code"] = Code.offset_out_of_range
             except PenstockError as error:
                 for topic in topics:
                     for answer in topic["partitions"]:
@@ -211,23 +213,23 @@ class GroupRequests:
         """Set the offset of a local topic, or add that of a shared topic to `shared`."""
         note = one.committed_metadata or ""
         if len(note.encode()) > MAX_NOTE:
-            return Code.OFFSET_METADATA_TOO_LARGE
+            return Code.offset_metadata_too_large
         try:
             log = self._topics.partition(topic, one.partition_index)
             if isinstance(log, SharedLog):
                 shared.append((log, one.committed_offset, note))
-                return Code.NONE
+                return Code.none
             self._groups.set_committed(group, log.name, one.committed_offset, note)
         except PenstockError as error:
             return code_of(error)
-        return Code.NONE
+        return Code.none
 
     async def offset_fetch(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
         try:
             self._access.require(connection, Role.READ_ONLY)
         except Forbidden:
-            return {"error_code": Code.GROUP_AUTHORIZATION_FAILED}
+            return {"error_code": Code.group_authorization_failed}
         shared: dict[str, tuple[int, str]] = {}
         some = body.topics is None or any(self._topics.is_shared(one.name) for one in body.topics)
         if self._groups.shared is not None and self._topics.has_shared and some:
@@ -273,22 +275,19 @@ class GroupRequests:
         try:
             self._access.require(connection, Role.ADMIN)
             if body.group_id not in await self._groups.all_names():
-                return {"error_code": Code.GROUP_ID_NOT_FOUND}
+                return {"error_code": Code.group_id_not_found}
             if self._groups.assigned.has_members(body.group_id):
-                return {"error_code": Code.NON_EMPTY_GROUP}
+                return {"error_code": Code.non_empty_group}
         except PenstockError as error:
             return {"error_code": group_code(error)}
-        topics = []
-        for topic in body.topics:
-            partitions = []
-            for one in topic.partitions:
-                label = partition_label(topic.name, one.partition_index)
-                code = await self._delete(connection, body.group_id, label)
-                if code == Code.GROUP_ID_NOT_FOUND:  # no committed offset: nothing to delete
-                    code = Code.NONE
-                partitions.append({"partition_index": one.partition_index, "error_code": code})
-            topics.append({"name": topic.name, "partitions": partitions})
-        return {"topics": topics}
+
+        async def delete(name: str, one: Any) -> dict[str, Any]:
+            label = partition_label(name, one.partition_index)
+            code = await self._delete(connection, body.group_id, label)
+            # Without a committed offset there is nothing to delete.
+            return {"error_code": Code.none if code == Code.group_id_not_found else code}
+
+        return {"topics": await each_partition(body.topics, delete)}
 
     # Lists
 
@@ -296,7 +295,7 @@ class GroupRequests:
         try:
             self._access.require(connection, Role.READ_ONLY)
         except Forbidden:
-            return {"error_code": Code.CLUSTER_AUTHORIZATION_FAILED}
+            return {"error_code": Code.cluster_authorization_failed}
         wanted = getattr(request.body, "states_filter", ())
         names = sorted({*await self._groups.all_names(), *self._groups.assigned.names()})
         described = (self._describe(name) for name in names)
@@ -309,7 +308,7 @@ class GroupRequests:
                 self._access.require(connection, Role.READ_ONLY)
                 groups.append(self._describe(name))
             except Forbidden:
-                code = Code.GROUP_AUTHORIZATION_FAILED
+                code = Code.group_authorization_failed
                 groups.append({"error_code": code, "group_id": name})
         return {"groups": groups}
 
@@ -351,14 +350,14 @@ class GroupRequests:
         try:
             self._access.require(connection, Role.ADMIN)
             if self._groups.assigned.has_members(group):
-                return Code.NON_EMPTY_GROUP
+                return Code.non_empty_group
             await self._groups.delete(group, topic)
             await self._access.note(connection, "topic-group.delete", group)
         except NotFound:
-            return Code.GROUP_ID_NOT_FOUND
+            return Code.group_id_not_found
         except PenstockError as error:
             return group_code(error)
-        return Code.NONE
+        return Code.none
 
 
 def _membership(body: Any) -> Membership:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
+from kio.schema.errors import ErrorCode as Code
 
 from penstock.errors import Damaged, InvalidRequest, PenstockError
 from penstock.io.fs import Bytes
@@ -23,7 +24,7 @@ from penstock.wire.framed import Slot
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import KafkaHead, Values, encode_answer
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, code_of, text_of
+from penstock.wire.kafka.errors import code_of, each_partition, text_of
 
 MAX_READ = 1 << 20  # bytes of one partition in an answer; it is read on the event loop
 MAX_FETCHED = 4 << 20  # bytes of an answer; the last batch may exceed it
@@ -78,7 +79,7 @@ class PartitionAppend:
         return "error_code" in self._answer
 
     def set_result(self, appended: Appended) -> None:
-        self._answer["error_code"] = Code.NONE
+        self._answer["error_code"] = Code.none
         self._answer["base_offset"] = appended.first_offset
         self._answer["log_start_offset"] = self._topic.first_offset
         self._produced.end()
@@ -90,7 +91,7 @@ class PartitionAppend:
 
 def _refuse(answer: dict[str, Any], error: BaseException) -> None:
     corrupt = isinstance(error, Damaged)  # the received batch, not a stored one
-    answer["error_code"] = Code.CORRUPT_MESSAGE if corrupt else code_of(error)
+    answer["error_code"] = Code.corrupt_message if corrupt else code_of(error)
     answer["error_message"] = text_of(error)
     answer["base_offset"] = -1
 
@@ -143,8 +144,8 @@ class LogRequests:
                 raise InvalidRequest("transactions are not supported")
         except PenstockError as error:
             code = code_of(error)
-            if code == Code.TOPIC_AUTHORIZATION_FAILED:
-                code = Code.CLUSTER_AUTHORIZATION_FAILED
+            if code == Code.topic_authorization_failed:
+                code = Code.cluster_authorization_failed
             return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
         before, epoch = getattr(body, "producer_id", -1), getattr(body, "producer_epoch", -1)
         if before >= 0 and 0 <= epoch < MAX_EPOCH:
@@ -158,7 +159,7 @@ class LogRequests:
     ) -> Values | Awaitable[Values]:
         body = request.body
         if getattr(body, "session_id", 0):  # fetch sessions are not supported
-            return {"error_code": Code.FETCH_SESSION_ID_NOT_FOUND}
+            return {"error_code": Code.fetch_session_id_not_found}
         fetch = Fetch(body, lambda: self._access.require(connection, Role.READ_ONLY), self._topics)
         try:
             if fetch.read():
@@ -171,12 +172,13 @@ class LogRequests:
 
     async def list_offsets(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         async def of_partition(name: str, asked: Any) -> dict[str, Any]:
+            self._access.require(connection, Role.READ_ONLY)
             topic = self._topics.partition(name, asked.partition_index)
             offset, time = await _find(topic, asked.timestamp)
             epoch = leader_epoch(self._topics, topic) if offset >= 0 else -1
             return {"offset": offset, "timestamp": time, "leader_epoch": epoch}
 
-        return {"topics": await self._each_partition(connection, request, of_partition)}
+        return {"topics": await each_partition(request.body.topics, of_partition)}
 
     async def offset_for_leader_epoch(
         self, connection: KafkaConnection, request: KafkaRequest
@@ -186,35 +188,14 @@ class LogRequests:
         """
 
         async def of_partition(name: str, asked: Any) -> dict[str, Any]:
+            self._access.require(connection, Role.READ_ONLY)
             topic = self._topics.partition(name, asked.partition)
             end = topic.next_offset
             if isinstance(topic, SharedLog):
                 end = await topic.end_of_timeline(asked.leader_epoch)
             return {"leader_epoch": asked.leader_epoch, "end_offset": end}
 
-        return {"topics": await self._each_partition(connection, request, of_partition)}
-
-    async def _each_partition(
-        self,
-        connection: KafkaConnection,
-        request: KafkaRequest,
-        answer: Callable[[str, Any], Awaitable[dict[str, Any]]],
-    ) -> list[dict[str, Any]]:
-        topics = []
-        for topic in request.body.topics:
-            name = topic.name if hasattr(topic, "name") else topic.topic
-            partitions = []
-            for asked in topic.partitions:
-                number = getattr(asked, "partition_index", getattr(asked, "partition", 0))
-                entry: dict[str, Any] = {"partition_index": number, "partition": number}
-                try:
-                    self._access.require(connection, Role.READ_ONLY)
-                    entry |= await answer(name, asked)
-                except Exception as error:  # noqa: BLE001 - answered for this partition
-                    entry |= {"error_code": code_of(error), "offset": -1, "end_offset": -1}
-                partitions.append(entry)
-            topics.append({"name": name, "topic": name, "partitions": partitions})
-        return topics
+        return {"topics": await each_partition(request.body.topics, of_partition)}
 
 
 def leader_epoch(topics: TopicStore, topic: AnyLog) -> int:

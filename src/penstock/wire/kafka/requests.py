@@ -7,6 +7,8 @@ of them. It never raises for what a client did: every answer of Kafka has a plac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from kio.schema.errors import ErrorCode as Code
+
 from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.protocol.status import UnknownCommand
@@ -18,7 +20,6 @@ from penstock.wire.kafka.apis import APIS, BEFORE_AUTHENTICATION
 from penstock.wire.kafka.codec import API_VERSIONS, KafkaHead, Values, read_request
 from penstock.wire.kafka.configs import ConfigRequests
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code
 from penstock.wire.kafka.group_requests import GroupRequests
 from penstock.wire.kafka.log_requests import LogRequests
 from penstock.wire.kafka.node import Node
@@ -89,7 +90,7 @@ class KafkaRequests:
     def _tell_versions(self, connection: KafkaConnection, head: KafkaHead) -> None:
         """Answer with our versions in the oldest form, which every client can read."""
         oldest = KafkaHead(API_VERSIONS, 0, head.correlation)
-        connection.reply(oldest, {**_VERSIONS, "error_code": Code.UNSUPPORTED_VERSION})
+        connection.reply(oldest, {**_VERSIONS, "error_code": Code.unsupported_version})
 
     def api_versions(self, _: KafkaConnection, _request: KafkaRequest) -> Values:
         return _VERSIONS

@@ -6,13 +6,14 @@ before that. The user name of PLAIN is ignored.
 
 import time
 
+from kio.schema.errors import ErrorCode as Code
+
 from penstock.errors import PenstockError, Unauthorized
 from penstock.wire.auth import Identity
 from penstock.wire.auth.verifier import UnknownKey
 from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code
 
 PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
 MAX_FIRST_FRAME = 64 << 10  # bytes, before a connection has authenticated
@@ -29,7 +30,7 @@ class SaslRequests:
         asked = request.body.mechanism
         known = asked in (PLAIN, OAUTHBEARER)
         connection.mechanism = asked if known else None
-        code = Code.NONE if known else Code.UNSUPPORTED_SASL_MECHANISM
+        code = Code.none if known else Code.unsupported_sasl_mechanism
         return {"error_code": code, "mechanisms": [PLAIN, OAUTHBEARER]}
 
     async def sasl_authenticate(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
@@ -37,14 +38,17 @@ class SaslRequests:
         connection.identity = None
         if mechanism is None:
             connection.finish_after_answer()
-            return {"error_code": Code.ILLEGAL_SASL_STATE, "error_message": "SaslHandshake first"}
+            return {
+                "error_code": Code.illegal_sasl_state,
+                "error_message": "SaslHandshake first",
+            }
         try:
             token = _token(mechanism, request.body.auth_bytes)
             identity = await self._identify(token)
         except (PenstockError, UnicodeDecodeError) as error:
             connection.finish_after_answer()
             text = str(error) if isinstance(error, PenstockError) else "The token is not text"
-            return {"error_code": Code.SASL_AUTHENTICATION_FAILED, "error_message": text}
+            return {"error_code": Code.sasl_authentication_failed, "error_message": text}
         connection.identity = identity
         connection.max_frame = self._max_frame
         lifetime = (identity.expires - time.time()) * 1000 if identity is not None else MAX_LIFETIME

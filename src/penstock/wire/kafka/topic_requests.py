@@ -3,8 +3,10 @@ batches. Topics whose names Kafka does not allow are hidden.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
+
+from kio.schema.errors import ErrorCode as Code
 
 from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import Conflict, Forbidden, InvalidRequest, NotFound
@@ -15,7 +17,7 @@ from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.configs import PLACEMENT, check_configs, set_configs
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Code, Refused, code_of, failed
+from penstock.wire.kafka.errors import Refused, code_of, each_partition, each_topic
 from penstock.wire.kafka.log_requests import LEADER_EPOCH, leader_epoch
 from penstock.wire.kafka.node import CLUSTER_ID, Node
 
@@ -24,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or name in (".", ".."):
-        raise Refused(Code.INVALID_TOPIC, f"{name!r} is not a topic name in Kafka")
+        raise Refused(Code.invalid_topic_exception, f"{name!r} is not a topic name in Kafka")
     return name
 
 
@@ -64,7 +66,7 @@ class TopicRequests:
                     name, form=BATCHES.name, partitions=self._settings.partitions
                 )
             except Forbidden:
-                failures[name] = Code.UNKNOWN_TOPIC_OR_PARTITION
+                failures[name] = Code.unknown_topic_or_partition
             except Exception as error:  # noqa: BLE001 - answered for this topic
                 failures[name] = code_of(error)
         return self._metadata(connection, names, failures)
@@ -74,12 +76,12 @@ class TopicRequests:
     ) -> Values:
         described = []
         for name in names:
-            code = failures.get(name, Code.NONE)
+            code = failures.get(name, Code.none)
             try:
                 self._access.require(connection, Role.READ_ONLY)
                 _check_name(name)
                 if not code and not self._topics.partitions(name):
-                    code = Code.UNKNOWN_TOPIC_OR_PARTITION
+                    code = Code.unknown_topic_or_partition
             except (Forbidden, InvalidRequest) as error:
                 code = code_of(error)
             partitions = [] if code else self._partitions(name)
@@ -97,10 +99,10 @@ class TopicRequests:
             epoch = LEADER_EPOCH
             try:
                 topic = self._topics.partition(name, number)
-                code, leader = Code.NONE, self._node.leader(topic)
+                code, leader = Code.none, self._node.leader(topic)
                 epoch = leader_epoch(self._topics, topic)
             except NotFound:  # the partition could not be opened
-                code, leader = Code.LEADER_NOT_AVAILABLE, -1
+                code, leader = Code.leader_not_available, -1
             replica = self._node.id if leader < 0 else leader
             partitions.append(
                 {
@@ -126,7 +128,7 @@ class TopicRequests:
         try:
             self._access.require(connection, Role.READ_ONLY)
         except Forbidden:
-            return {"error_code": Code.CLUSTER_AUTHORIZATION_FAILED}
+            return {"error_code": Code.cluster_authorization_failed}
         asked = request.body.topics
         wanted = (
             [(name, range(self._topics.partitions(name))) for name in self._shown()]
@@ -159,13 +161,13 @@ class TopicRequests:
             if count == -1:
                 count = self._settings.partitions
             if count < 1:
-                raise Refused(Code.INVALID_PARTITIONS, f"{count} partitions cannot be created")
+                raise Refused(Code.invalid_partitions, f"{count} partitions cannot be created")
             if asked.replication_factor not in (-1, 1):
-                raise Refused(Code.INVALID_REPLICATION_FACTOR, "there is one replica")
+                raise Refused(Code.invalid_replication_factor, "there is one replica")
             configs = {one.name: one.value for one in asked.configs}
             check_configs(self._topics.settings, configs)
             if self._topics.partitions(name):
-                raise Refused(Code.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists")
+                raise Refused(Code.topic_already_exists, f"topic {name!r} exists")
             if not request.body.validate_only:
                 await self._topics.create(
                     name,
@@ -176,7 +178,7 @@ class TopicRequests:
                 await set_configs(self._topics, name, configs)
             return {"num_partitions": count, "replication_factor": 1, "configs": []}
 
-        return {"topics": await _each(request.body.topics, create)}
+        return {"topics": await each_topic(request.body.topics, create)}
 
     async def delete_topics(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         async def delete(name: str) -> dict[str, Any]:
@@ -185,7 +187,7 @@ class TopicRequests:
             await self._access.note(connection, "topic.delete", name)
             return {}
 
-        return {"responses": await _each(request.body.topic_names, delete)}
+        return {"responses": await each_topic(request.body.topic_names, delete)}
 
     async def create_partitions(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         async def create(asked: Any) -> dict[str, Any]:
@@ -193,48 +195,26 @@ class TopicRequests:
             now = self._topics.partitions(asked.name)
             if now and asked.count <= now:
                 raise Refused(
-                    Code.INVALID_PARTITIONS, f"topic {asked.name!r} has {now} partitions already"
+                    Code.invalid_partitions,
+                    f"topic {asked.name!r} has {now} partitions already",
                 )
             if not request.body.validate_only:
                 try:
                     await self._topics.add_partitions(asked.name, asked.count)
                 except (Conflict, InvalidRequest) as error:
-                    raise Refused(Code.INVALID_PARTITIONS, str(error)) from None
+                    raise Refused(Code.invalid_partitions, str(error)) from None
             return {}
 
-        return {"results": await _each(request.body.topics, create)}
+        return {"results": await each_topic(request.body.topics, create)}
 
     async def delete_records(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        topics = []
-        for asked_topic in request.body.topics:
-            partitions = []
-            for asked in asked_topic.partitions:
-                answer: dict[str, Any] = {"partition_index": asked.partition_index}
-                try:
-                    self._access.require(connection, Role.ADMIN)
-                    topic = self._topics.partition(asked_topic.name, asked.partition_index)
-                    end = topic.next_offset if asked.offset == -1 else asked.offset
-                    await self._topics.delete_before(topic, end)
-                    answer["low_watermark"] = topic.first_offset
-                    thing = f"{topic.name} before {asked.offset}"
-                    await self._access.note(connection, "topic.delete-records", thing)
-                except Exception as error:  # noqa: BLE001 - answered for this partition
-                    answer |= {"error_code": code_of(error), "low_watermark": -1}
-                partitions.append(answer)
-            topics.append({"name": asked_topic.name, "partitions": partitions})
-        return {"topics": topics}
+        async def delete(name: str, asked: Any) -> dict[str, Any]:
+            self._access.require(connection, Role.ADMIN)
+            topic = self._topics.partition(name, asked.partition_index)
+            end = topic.next_offset if asked.offset == -1 else asked.offset
+            await self._topics.delete_before(topic, end)
+            thing = f"{topic.name} before {asked.offset}"
+            await self._access.note(connection, "topic.delete-records", thing)
+            return {"low_watermark": topic.first_offset}
 
-
-async def _each(
-    asked: Sequence[Any], answer: Callable[[Any], Awaitable[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """Return the answers for each topic of a request, by its name."""
-    answers = []
-    for one in asked:
-        entry: dict[str, Any] = {"name": one if isinstance(one, str) else one.name}
-        try:
-            entry |= await answer(one)
-        except Exception as error:  # noqa: BLE001 - answered for this topic
-            entry |= failed(error)
-        answers.append(entry)
-    return answers
+        return {"topics": await each_partition(request.body.topics, delete)}
