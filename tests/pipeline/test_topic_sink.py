@@ -20,9 +20,9 @@ from penstock.log import producers
 from penstock.net.topic_link import TopicLink
 from penstock.pipeline.options import TopicSinkOptions, read_options
 from penstock.pipeline.sinks import topic as topic_sink
-from penstock.pipeline.sinks.identity import Writer
 from penstock.pipeline.sinks.topic import Cutter, TopicWriter, _Appender, sequence
 from penstock.protocol import frames
+from penstock.protocol.sink_claims import Claim
 from tests.pipeline.support import Driver, batch_rows, patiently
 
 
@@ -53,15 +53,19 @@ def test_where_appends_are_cut_depends_on_the_payloads_alone(payloads, borders, 
     assert all(sum(map(len, append)) <= size or len(append) == 1 for append in whole)
 
 
+def place(app: str, batch: int, task: int) -> Claim:
+    return Claim("out", app, batch, task, "", "run")
+
+
 def write(
     broker: Any,
-    writer: Writer | None,
+    claim: Claim | None,
     payloads: list[bytes],
     topic: str = "out",
     stop_after: int | None = None,
 ) -> None:
     with TopicLink(broker.address, 5) as link:
-        appender = _Appender(link, writer)
+        appender = _Appender(link, claim)
         if stop_after is None:
             appender.add(topic, pa.array(payloads, pa.binary()))
             appender.finish()
@@ -73,14 +77,14 @@ def write(
 def test_a_batch_run_again_is_stored_once_wherever_it_was_interrupted(broker, monkeypatch) -> None:
     monkeypatch.setattr(topic_sink.Cutter.__init__, "__defaults__", (10, 1 << 20))
     payloads = [b"%d" % i for i in range(95)]
-    write(broker, Writer("app", 0, 0), payloads, stop_after=4)
-    write(broker, Writer("app", 0, 0), payloads)
-    write(broker, Writer("app", 0, 0), payloads)
+    write(broker, place("app", 0, 0), payloads, stop_after=4)
+    write(broker, place("app", 0, 0), payloads)
+    write(broker, place("app", 0, 0), payloads)
     assert broker.payloads("out") == payloads
-    write(broker, Writer("app", 7, 0), [b"later"])  # batches in between wrote nothing here
-    write(broker, Writer("app", 7, 0), [b"later"])
-    write(broker, Writer("app", 7, 1), [b"another task"])
-    write(broker, Writer("other", 7, 0), [b"another query"])
+    write(broker, place("app", 7, 0), [b"later"])  # batches in between wrote nothing here
+    write(broker, place("app", 7, 0), [b"later"])
+    write(broker, place("app", 7, 1), [b"another task"])
+    write(broker, place("other", 7, 0), [b"another query"])
     assert broker.payloads("out") == [*payloads, b"later", b"another task", b"another query"]
 
 

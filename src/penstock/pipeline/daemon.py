@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ZIP = "pyspark.zip"
+TASKS = "pyspark.worker"
 PLAIN = "PENSTOCK_PLAIN_DAEMON"  # set in the environment of Spark's own daemon: do not replace it
 # Takes part in forks: it holds no lock then, and is recreated in the child.
 HARMLESS = {"jemalloc_bg_thd"}
@@ -39,7 +40,8 @@ def preload(worker: str) -> None:
     import importlib
 
     importlib.import_module(worker)
-    importlib.import_module("pandas")  # pyarrow imports it when it is there
+    if worker == TASKS:  # pyarrow imports it for columns when it is there; plans have none
+        importlib.import_module("pandas")
     with _without("polars"):
         import adbc_driver_postgresql.dbapi  # noqa: F401
 
@@ -78,7 +80,7 @@ def main() -> None:
     prefer_installed()
     with contextlib.redirect_stdout(sys.stderr):  # Spark reads a port from it
         given = "".join(sys.argv[1:2])
-        preload(given if given.startswith("pyspark") else "pyspark.worker")
+        preload(given if given.startswith("pyspark") else TASKS)
     if not HARMLESS.issuperset(threads()):
         os.environ[PLAIN] = "1"
         os.execv(sys.executable, plain)

@@ -370,12 +370,8 @@ def verify_output(pipeline: PipelineFile, output: SinkOutput) -> None:
     frame, sink = output.frame, output.sink
     place = sink_place(output.name)
     lower = {name.lower() for name in frame.columns}
-    for wanted, names in (
-        ("orderBy", sink.orderBy),
-        ("partitionBy", sink.partitionBy),
-        ("key", sink.key),
-    ):
-        for column in names:
+    for wanted in ("orderBy", "partitionBy", "key"):
+        for column in getattr(sink, wanted):
             if column.lower() not in lower:
                 raise ConfigError(
                     f"{place}.{wanted} names {column!r}; the rows have {', '.join(frame.columns)}"

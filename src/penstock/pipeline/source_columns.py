@@ -64,7 +64,7 @@ META = {
 
 def joined_values(column: pa.Array) -> pa.Buffer:
     """Return the bytes of all values of a column of texts or bytes, one after another."""
-    if column.null_count:  # the bytes under a null are anyone's
+    if column.null_count:  # the bytes under a null are undefined
         column = column.drop_null()
     _, ends, data = column.buffers()
     if not len(column) or data is None:

@@ -53,15 +53,6 @@ WAIT_SECONDS = 120.0
 OTHER_ROWS = "before with other rows"
 
 
-@dataclass(frozen=True)
-class Writer:
-    """One task's attempt at one batch."""
-
-    app: str
-    batch: int
-    task: int
-
-
 @dataclass
 class Written(WriterCommitMessage):
     """A task's message to the driver: its claim, and its rows if the driver writes them."""
@@ -167,8 +158,10 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         columns = ", ".join(f"{name} {kind}" for name, kind in self._types.items()) or "no columns"
         return InvalidRequest(f"{why}; the rows have {columns}")
 
-    def _writer(self) -> Writer | None:
-        """Return the batch and task on this executor; None for a sink without an identity."""
+    def _place(self) -> Claim | None:
+        """Return the place of this executor's task, still without checksums; None for a sink
+        without an identity.
+        """
         if not self._app or self._identified:
             return None
         context = TaskContext.get()
@@ -182,24 +175,24 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             )
         app = f"{self._app}:{query[:13]}" if query else self._app
         number = int(batch or 0) if self._batch is None else self._batch
-        return Writer(app, number, context.partitionId())
+        return Claim(self._target, app, number, context.partitionId(), "", self._run)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write a task's rows, on an executor. Read all of them even if none is written, because
         steps with state store it after the last one.
         """
         rows = self.prepare(self._ordered(iterator) if self._order else iterator)
-        writer = self._writer()
+        claim = self._place()
         with self.connect(self._address, **self._reach) as link, closing(Held()) as held:
-            if writer is None:
+            if claim is None:
                 self.send(link, rows, None)
                 return Written()
-            claim = self._claim(writer, held, held.keep(rows))
+            self._sum_up(claim, held, held.keep(rows))
             if not held.rows:
                 return Written()
             answer = link.claim(claim)
             if answer.verdict == "other":  # an earlier release may have begun the batch
-                claim = self._claim(writer, held, held, EARLIER)
+                self._sum_up(claim, held, held, EARLIER)
                 answer = link.claim(claim)
             if answer.verdict == "later" and held.size <= HANDED_BYTES:
                 return Written(claim, held.packed())
@@ -208,25 +201,22 @@ class SinkWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
             self._finish(link, claim, answer, held)
         return Written(claim)
 
-    def _claim(
+    def _sum_up(
         self,
-        writer: Writer,
+        claim: Claim,
         held: Held,
         rows: Iterable[pa.RecordBatch],
         algorithm: Callable[[], Any] = TwoCrcs,
-    ) -> Claim:
-        """The claim of a task's rows, which are held when all of them have been read."""
+    ) -> None:
+        """Set the checksums of a claim. All rows are held when they have been read."""
         content = Checksum(self.columns(), algorithm)
         keys = Checksum(list(dict.fromkeys((*self._order, *self.place_columns))), algorithm)
         for batch in rows:
             content.add(batch)
             keys.add(batch)
-        of_keys = keys.of(held.rows) if self._order else ""
-        checksum = content.of(held.rows)
-        if self._order and self.resumes_by_row(held):
-            checksum = of_keys
-        place = self._target, writer.app, writer.batch, writer.task
-        return Claim(*place, checksum, self._run, keys=of_keys)
+        claim.keys = keys.of(held.rows) if self._order else ""
+        by_row = self._order and self.resumes_by_row(held)
+        claim.checksum = claim.keys if by_row else content.of(held.rows)
 
     def _finish(
         self, link: Any, claim: Claim, answer: Claimed, rows: Iterable[pa.RecordBatch]

@@ -44,7 +44,7 @@ PUSH_ROWS = 2000
 PUSH_BYTES = 4 << 20
 TEXT = ("queue", "partition", "transactionId", "traceId")
 HEADERS = "headers"  # a map of strings
-# what it counts as: a line of a buffer file may be a message for later
+# the kind of item: a line of a buffer file may be a delayed message
 DONE = {name: name for name in ("queued", "duplicate", "buffered")} | {"scheduled": "queued"}
 _RAW = msgspec.json.Decoder(list[msgspec.Raw])
 
