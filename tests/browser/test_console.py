@@ -184,18 +184,24 @@ def test_a_hidden_tab_pauses_the_stream_and_goes_on_when_it_is_seen(page, broker
     page.get_by_text("● live").wait_for()
 
 
-def test_a_buffer_file_that_was_refused_is_shown_with_its_reason(page, broker):
+def test_a_buffer_file_that_was_refused_is_shown_with_its_reason_and_retried(page, broker):
+    def press(button: str, confirmed_by: str, said: str) -> None:
+        page.get_by_role("button", name=button).click()
+        page.get_by_role("dialog").get_by_role("button", name=confirmed_by).click()
+        page.get_by_text(said).wait_for()
+
     ask = httpx.Client(base_url=f"{broker.url}/api/v1", timeout=30)
     body = {"queue": "tight", "options": {"maxSize": 1}}
     ask.post("/configure", json=body).raise_for_status()
     push(broker, "tight", 1)
-    ask.post("/system/maintenance", json={"enabled": True}).raise_for_status()
-    push(broker, "tight", 2)
-    ask.post("/system/maintenance", json={"enabled": False}).raise_for_status()
     visit(page, broker, "buffers")
+    press("Switch maintenance on", "Send pushes to the buffer", "Pushes go to the buffer.")
+    push(broker, "tight", 2)
+    press("Switch maintenance off", "Replay the buffer", "The buffer is being replayed.")
     page.locator("tr", has_text="failed").get_by_text(re.compile("full")).wait_for()
     ask.delete("/queues/tight/clear").raise_for_status()
-    ask.post("/buffers/retry-failed").raise_for_status()
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_text("0 failed events left.").wait_for()
     page.get_by_text("No buffered events.").wait_for()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock import Client, Message
 from penstock.client import DeadLetter
+from penstock.wire.http.messages import EMPTY, Request, Response
 from tests.client.scripted import Stocked, raising
 from tests.support.http import serving
 from tests.support.wait import eventually
@@ -122,3 +123,35 @@ async def test_the_answer_travels_with_the_next_pop_and_alone_when_that_fails(br
         client.stop()  # what is cut off now is answered again, which changes nothing
         await running
         assert seen == [0, 1, 2, 3, 4]
+
+
+async def test_an_answer_that_is_repeated_at_a_stop_may_be_refused_without_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Silent(Stocked):
+        """Takes the acks of a pop, does not answer, and refuses the same acks afterwards."""
+
+        async def ack_and_pop(self, request: Request) -> Response:
+            self.acked(request)
+            await stopped.wait()
+            return EMPTY
+
+        def acked(self, request: Request) -> list[dict[str, Any]]:
+            first = not self.acks
+            error = {} if first else {"error": "Invalid or expired lease"}
+            return [one | {"success": first} | error for one in super().acked(request)]
+
+    broker, stopped = Silent(1), asyncio.Event()
+    async with serving(*broker.routes) as server, Client(server.url) as client:
+
+        @client.consumer("q", prefetch=False)
+        async def handle(_: Any) -> None:
+            pass
+
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: len(broker.acks) == 1)
+        client.stop()
+        await running
+        stopped.set()
+    assert [ack["transactionId"] for ack in broker.acks] == ["0", "0"]
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -230,3 +230,11 @@ def test_the_plain_client_pops_from_several_queues(broker, queue):
         assert (message.queue, message.data) == (f"{queue}-b", 1)
         message.ack()
         assert [m.data for m in client.take([queue, f"{queue}-b"], idle=0)] == []
+
+
+async def test_a_pop_names_several_addresses_or_a_namespace_and_not_both():
+    async with Client("http://127.0.0.1:1", retry_for=0) as client:
+        with pytest.raises(InvalidRequest, match="not both"):
+            await client.pop(["orders", "mail"], namespace="shop")
+        with pytest.raises(InvalidRequest, match="name a queue, a namespace or a task"):
+            await client.pop()

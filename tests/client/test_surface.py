@@ -24,11 +24,8 @@ from penstock import (
     Transaction,
     outbox,
 )
-from penstock.client.buffer import BufferOptions
 from penstock.client.client import QueueSettings
 from penstock.client.consumer import Consumer, ConsumerOptions
-from penstock.client.producer import ProducerOptions
-from penstock.client.reader import ReaderOptions
 from penstock.outbox import Outbox
 from penstock.outbox import sync as sync_outbox
 from penstock.outbox.sync import SyncOutbox
@@ -176,25 +173,14 @@ def test_former_names_of_methods_and_parameters_work_and_name_the_new_ones() -> 
             _ = wrong.qeues
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        (BufferOptions, PushBuffer),
-        (ConsumerOptions, Consumer),
-        (ProducerOptions, Producer),
-        (ReaderOptions, Reader),
-    ],
-)
-def test_named_options_are_those_of_the_class_they_are_for(options: type, kind: type) -> None:
-    taken = {p.name: p.annotation for p in parameters(kind) if p.kind is p.KEYWORD_ONLY}
-    elsewhere = {"state", "reset_state"}  # `Client.consumer` makes a `StateStore` of these
-    if kind is Consumer:
-        elsewhere |= TakeOptions.__annotations__.keys()  # unpacked
-    named = typing.get_type_hints(options).items()
-    assert {name: str(hint) for name, hint in named if name not in elsewhere} == {
-        name: str(hint)
-        for name, hint in typing.get_type_hints(kind.__init__).items()
-        if name in taken
+def test_named_options_of_a_consumer_are_those_that_it_takes() -> None:
+    named, taken = typing.get_type_hints(ConsumerOptions), typing.get_type_hints(Consumer.__init__)
+    of_the_store = {"state", "reset_state"}  # `Client.consumer` makes a `StateStore` of these
+    unpacked = TakeOptions.__annotations__.keys()
+    keywords = {p.name for p in parameters(Consumer) if p.kind is p.KEYWORD_ONLY}
+    assert named.keys() == keywords | unpacked | of_the_store
+    assert {name: str(taken[name]) for name in keywords} == {
+        name: str(named[name]) for name in keywords
     }
 
 
@@ -214,5 +200,9 @@ async def test_an_option_that_does_not_exist_is_refused() -> None:
             client.consumer("q", **wrong)(print)
         with pytest.raises(TypeError, match="'bach'"):
             await client.push("q", 1, **wrong)
+        topic = client.topic("t")
+        for opened in (client.buffer, topic.producer, topic.reader):
+            with pytest.raises(TypeError, match="'bach'"):
+                opened(**wrong)
         with pytest.raises(TypeError, match="'transaction_id'"):
             await client.push_many("q", [1], transaction_id="t")  # type: ignore[call-arg]

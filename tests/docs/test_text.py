@@ -72,6 +72,12 @@ def test_what_is_measured_is_seen() -> None:
     assert list(cells("| a | b\\|c |\n")) == ["a ", " b\\|c"]
 
 
+def test_every_decision_says_what_would_change_our_mind() -> None:
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        for section in re.split(r"^## ", page.read_text(), flags=re.M)[1:]:
+            assert "**What would change our mind.**" in section, f"{page.name}: {section[:60]}"
+
+
 def test_the_changelog_begins_with_this_release() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     first = re.search(r"^## (\S+)", text, re.M)

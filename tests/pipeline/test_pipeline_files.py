@@ -268,7 +268,7 @@ def test_the_commands_write_check_list_and_stop(server, tmp_path: Path) -> None:
     assert run(app, ["pipeline", "init", str(file)]).exit_code == 1
     checked = run(app, ["pipeline", "validate", "--offline", "--no-spark", str(file)])
     assert checked.exit_code == 0
-    assert "checked without Spark (as asked for): SQL" in checked.output
+    assert "checked without Spark (as requested), so not the SQL" in checked.output
     file.write_text(file.read_text().replace("topic: orders\n", "topik: orders\n"))
     assert run(app, ["pipeline", "validate", "--offline", "--no-spark", str(file)]).exit_code == 1
 

@@ -413,11 +413,11 @@ async def test_kafkas_clients_get_batches_of_either_layout(tmp_path: Path, form:
             await topic.append([b"%d" % i, b"x" * i])
         at, records = 7, list[KafkaRecord]()
         while at < topic.next_offset:
-            data, following = topic.batches(at, 500)
-            for head, view in split_batches(data):
-                assert head.next_offset <= following
+            fetched = topic.batches(at, 500)
+            for head, view in split_batches(fetched.data):
+                assert head.next_offset <= fetched.next_offset
                 records += decode_batch(view)
-            at = following
+            at = fetched.next_offset
         values = [value for i in range(30) for value in (b"%d" % i, b"x" * i)]
         assert records[0].offset <= 7
         first = records[0].offset
@@ -426,4 +426,5 @@ async def test_kafkas_clients_get_batches_of_either_layout(tmp_path: Path, form:
         assert [one.timestamp for one in records] == [
             (NOW + 1 + i // 2) * 1000 for i in range(first, 60)
         ]
-        assert topic.batches(60, 500) == (b"", 60)
+        at_the_end = topic.batches(60, 500)
+        assert (at_the_end.data, at_the_end.next_offset) == (b"", 60)

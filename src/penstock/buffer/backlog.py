@@ -104,7 +104,6 @@ class BufferBacklog:
 
     @property
     def held_partitions(self) -> int:
-        """Return the number of partitions that wait for the backlog."""
         return len(self._holders)
 
     def events(self) -> int:

@@ -457,7 +457,6 @@ class Buffer:
                     return
 
     async def _adopt(self) -> None:
-        """Adopt the files of processes that died."""
         adopted = await self._storage.in_pool(self._ownership.adopt)
         for file in adopted:
             self._storage.namer.seen(file.name)

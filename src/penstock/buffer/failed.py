@@ -56,7 +56,6 @@ class FailedEvents:
 
     @property
     def files(self) -> dict[str, FailedFile]:
-        """Return a copy of the files by name."""
         with self._lock:
             return dict(self._files)
 

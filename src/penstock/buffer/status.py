@@ -19,7 +19,7 @@ MAX_FILES = 200  # listed in a status
 
 
 class BufferParts(Protocol):
-    """The parts of `Buffer` that figures come from."""
+    """The parts of `Buffer` that have figures."""
 
     directory: Path
     journal: FailoverJournal
@@ -85,7 +85,6 @@ class BufferFigures:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes in files of this process."""
         buffer = self._buffer
         files = [*buffer.journal.files, *buffer.qos0.files, *buffer.backlog.files]
         return sum(file.size for file in files) + buffer.failed.size

@@ -234,7 +234,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             self._create(queue, TRANSIENT_OPTIONS, namespace=REPLIES)
 
     def _delete_unused_replies(self) -> None:
-        """A queue that is deleted while its client lives is created again by the next reply."""
+        """Delete unused reply queues. A reply to a client that still lives creates its queue."""
         answer = self.connection.line.json("GET", "/api/v1/resources/queues", namespace=REPLIES)
         for queue in answer["queues"]:
             old = _age(queue["createdAt"]) > UNUSED_REPLIES_SECONDS

@@ -124,7 +124,7 @@ class JsonOutput:
 
         view = show(look, self.json, self.seconds)
         if view is not None and view.failed:
-            raise SystemExit(REFUSED)
+            raise SystemExit(int(view.failed))
 
     @property
     def seconds(self) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from penstock import __version__
 from penstock.cli import BrokerApi, BrokerConfig, JsonOutput, app
-from penstock.cli.live import LiveFigures
+from penstock.cli.live import figures_of
 from penstock.cli.tables import Column, TableBlock, TextLine, View, duration, size
 from penstock.config.values import parse_duration, parse_size
 from penstock.errors import NotFound, PenstockError
@@ -95,11 +95,7 @@ def doctor(
 
 
 def _examine(api: BrokerApi, given: BrokerConfig) -> Examined:
-    figures = LiveFigures(api)
-    try:
-        live = figures.take()
-    finally:
-        figures.close()
+    live = figures_of(api)
     asked_at = time.time()
     config = {row["key"]: row["value"] for row in api.get("/api/v1/config")["keys"]}
     with api.caller() as caller:

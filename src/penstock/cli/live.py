@@ -45,3 +45,12 @@ class LiveFigures:
         if self._caller is not None:
             self._caller.close()
             self._caller = None
+
+
+def figures_of(api: BrokerApi) -> dict[str, Any]:
+    """Return the figures now."""
+    figures = LiveFigures(api)
+    try:
+        return figures.take()
+    finally:
+        figures.close()

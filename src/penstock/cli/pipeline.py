@@ -153,10 +153,10 @@ def validate(
     print(f"{file} is fine" + (f"; the sink gets {', '.join(columns)}" if columns else ""))
     if not by_spark:
         asked = no_spark or (offline and find_java())
-        why = "as asked for" if asked else "Java 17 or newer was not found"
+        why = "as requested" if asked else "Java 17 or newer was not found"
         say(
-            f"checked without Spark ({why}): SQL, columns, types and what streams can do were not "
-            "looked at"
+            f"checked without Spark ({why}), so not the SQL, columns, types and what streams "
+            "support"
         )
 
 

@@ -8,16 +8,13 @@ request).
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
-
 from penstock import __version__
-from penstock.cli import REFUSED, BrokerApi, app, errors_explained
-from penstock.cli.live import RATE_SECONDS, LiveFigures
+from penstock.cli import BrokerApi, WatchApi, app, explain, say
+from penstock.cli.live import figures_of
 from penstock.cli.queue import FIGURES
 from penstock.cli.tables import (
     UNKNOWN,
@@ -30,9 +27,9 @@ from penstock.cli.tables import (
     duration,
     fact,
     rate,
-    show,
     size,
 )
+from penstock.errors import PenstockError
 
 WELL, WARNING, ERROR, UNANSWERED = 0, 1, 2, 3  # exit codes of --check
 BUSIEST_QUEUES = 5
@@ -52,14 +49,7 @@ COMMANDS = {  # view of the Console -> the command that shows the same
 
 
 @app.command
-def status(
-    *,
-    check: bool = False,
-    json: Annotated[bool, Parameter(alias="-J")] = False,
-    watch: Annotated[bool, Parameter(alias="-w")] = False,
-    interval: Annotated[float, Parameter(validator=Number(gte=0.1))] = 2.0,
-    api: BrokerApi = BrokerApi(),
-) -> None:
+def status(*, check: bool = False, api: WatchApi = WatchApi()) -> View:
     """Show the whole broker on one screen: problems first, then each part.
 
     Examples:
@@ -69,28 +59,17 @@ def status(
     `penstock status --check || echo "the broker has problems"`
 
     :param check: Exit with 1 on a warning, 2 on an error, 3 if the state is unknown.
-    :param json: Print JSON instead of text.
-    :param watch: Repeat until Ctrl-C.
-    :param interval: Seconds between updates with --watch.
     """
-    figures = LiveFigures(api)
     try:
-        with errors_explained():
-            seconds = interval if watch else None
-            look = partial(_look, api, figures, seconds or RATE_SECONDS)
-            view = show(look, json, seconds, paced=True)
-    except SystemExit as ended:
-        code = UNANSWERED if check and ended.code == REFUSED else ended.code
-        raise SystemExit(code) from None
-    finally:
-        figures.close()
-    if check and view is not None:
-        levels = {problem["level"] for problem in view.data["problems"]}
-        raise SystemExit(ERROR if "error" in levels else WARNING if levels else WELL)
-
-
-def _look(api: BrokerApi, figures: LiveFigures, seconds: float) -> View:
-    return whole(api, figures.take(seconds))
+        view = whole(api, figures_of(api))
+    except PenstockError as error:
+        if not check:
+            raise
+        say(f"penstock: {explain(error)}")
+        raise SystemExit(UNANSWERED) from None
+    levels = {problem["level"] for problem in view.data["problems"]}
+    found = ERROR if "error" in levels else WARNING if levels else WELL
+    return replace(view, failed=found if check else WELL)
 
 
 def whole(
@@ -188,8 +167,8 @@ def _parts(now: dict[str, Any]) -> Iterator[Column]:
     buffers = now["buffers"]
     yield fact(
         "buffers",
-        f"{buffers['mode']}, {_count(buffers['pending'])} events wait"
-        + ("" if buffers["oldest"] is None else f" for up to {duration(buffers['oldest'])}")
+        f"{buffers['mode']}, {_count(buffers['pending'])} waiting"
+        + ("" if buffers["oldest"] is None else f" (oldest {duration(buffers['oldest'])})")
         + f", {_count(buffers['failed'])} failed",
     )
     if disk := now["disk"]:

@@ -277,7 +277,7 @@ class TextLine:
 class View:
     data: Any  # what `--json` prints
     parts: Sequence[TableBlock | Facts | TextLine] = ()
-    failed: bool = False  # the exit code is 1, unless watching
+    failed: int = 0  # the exit code, unless watching
 
     def drawn(self, console: Console) -> Group:
         drawn: list[RenderableType] = []

@@ -22,7 +22,7 @@ from typing import Any, Self, TypedDict, Unpack
 import msgspec
 
 from penstock.client import tracing
-from penstock.client.items import Item, PushOptions, new_item
+from penstock.client.items import Item, PushOptions, check_names, new_item
 from penstock.client.messages import Address
 from penstock.client.queues import QueueClient
 from penstock.errors import InvalidRequest, PenstockError, QueueFull, TooLarge, Unavailable
@@ -49,22 +49,17 @@ class PushBuffer:
     `async with`, or call `close`.
     """
 
-    def __init__(
-        self,
-        client: QueueClient,
-        *,
-        max_messages: int = 10_000,
-        batch: int = 500,
-        linger: float = 0.05,
-        close_timeout: float = 10.0,
-    ) -> None:
+    def __init__(self, client: QueueClient, **options: Unpack[BufferOptions]) -> None:
+        check_names(options, BufferOptions)
+        max_messages, batch = options.get("max_messages", 10_000), options.get("batch", 500)
         if max_messages < 1 or batch < 1:
             raise InvalidRequest("a buffer holds at least one message")
         self.refused: list[Refusal] = []
         self.sent = 0
         self._client = client
         self._max, self._batch = max_messages, min(batch, max_messages)
-        self._linger, self._close_timeout = linger, close_timeout
+        self._linger = options.get("linger", 0.05)
+        self._close_timeout = options.get("close_timeout", 10.0)
         self._items: deque[Item] = deque()
         self._in_flight = 0  # taken out of the items and not yet answered
         self._accepted = 0  # messages pushed so far, of which `sent` and `refused` are done with

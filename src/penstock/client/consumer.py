@@ -322,8 +322,8 @@ class Consumer(Generic[P, R]):
                     self._client.outage.end()
                 except (Unavailable, Full, NotFound) as error:
                     self._client.outage.note(error)
-                    for done in (carried, last):
-                        await self._answer_done(done)
+                    await self._answer_done(carried, repeated=True)
+                    await self._answer_done(last)
                     poll = carried = last = None
                     await self._pause(pauses.delay())
                     continue
@@ -397,7 +397,8 @@ class Consumer(Generic[P, R]):
         except asyncio.CancelledError:
             poll.cancel()
             if self._stopping.is_set() and not _being_cancelled():
-                await self._answer_done(last)  # our own stop: the worker is not being cancelled
+                # our own stop: the worker is not being cancelled
+                await self._answer_done(last, repeated=True)
                 return []
             raise
         finally:
@@ -409,7 +410,7 @@ class Consumer(Generic[P, R]):
         if messages:
             await self._client._give_back(messages)
         else:
-            await self._answer_done(last)
+            await self._answer_done(last, repeated=True)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, at most until `stop`."""
@@ -595,18 +596,24 @@ class Consumer(Generic[P, R]):
         """Return the extra fields of a log line."""
         return {"queue": self.address.queue, "group": self.address.group, "consumer": self.name}
 
-    async def _answer_done(self, done: Done | None) -> None:
+    async def _answer_done(self, done: Done | None, *, repeated: bool = False) -> None:
         if done is not None:
-            await self._answer([done[0]], done[1])
+            await self._answer([done[0]], done[1], repeated=repeated)
 
-    async def _answer(self, messages: Sequence[Received], outcome: Outcome) -> None:
+    async def _answer(
+        self, messages: Sequence[Received], outcome: Outcome, *, repeated: bool = False
+    ) -> None:
+        """Acknowledge messages. If this is `repeated`, because no answer came to the first attempt,
+        a refusal is not a warning: the broker refuses it if it took the first one.
+        """
         if self._auto_ack:
             return
         answer = outcome.answer(self.name)
         try:
             await self._client._ack_each([(message, answer) for message in messages])
         except AckRefused as refused:
-            log.warning("%s: %s", self.address, refused, extra=self._extra())
+            level = logging.DEBUG if repeated else logging.WARNING
+            log.log(level, "%s: %s", self.address, refused, extra=self._extra())
         except PenstockError as failure:
             log.warning(
                 "%s: messages could not be acknowledged and will be delivered again: %s",

@@ -26,6 +26,7 @@ from typing import Self, TypedDict, Unpack
 
 from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Connection, Link, Waiting
+from penstock.client.items import check_names
 from penstock.client.new_records import Outgoing, RecordFields, outgoing, produce_frame, size_of
 from penstock.client.reader import ask
 from penstock.errors import (
@@ -108,23 +109,18 @@ class Producer:
     `close`, so that the last batch is sent.
     """
 
-    def __init__(  # noqa: PLR0913 public, by keyword
-        self,
-        link: Link,
-        topic: str,
-        *,
-        linger: float = 0.005,
-        max_batch_bytes: int = 1 << 20,
-        max_batch_records: int = 10_000,
-        buffer_bytes: int = 64 << 20,
-        in_flight: int = 4,
-        timeout: float = 120.0,
-        idempotent: bool = True,
-    ) -> None:
+    def __init__(self, link: Link, topic: str, **options: Unpack[ProducerOptions]) -> None:
+        check_names(options, ProducerOptions)
+        self._linger, self._timeout = options.get("linger", 0.005), options.get("timeout", 120.0)
+        self._max_bytes = options.get("max_batch_bytes", 1 << 20)
+        self._max_records = options.get("max_batch_records", 10_000)
+        self._buffer_bytes = options.get("buffer_bytes", 64 << 20)
+        self._in_flight = options.get("in_flight", 4)
+        self._idempotent = options.get("idempotent", True)
         if (
-            not 1 <= max_batch_records <= MAX_RECORDS
-            or not 1 <= max_batch_bytes <= MAX_FRAME // 2
-            or in_flight < 1
+            not 1 <= self._max_records <= MAX_RECORDS
+            or not 1 <= self._max_bytes <= MAX_FRAME // 2
+            or self._in_flight < 1
         ):
             raise InvalidRequest(
                 f"a batch has 1 to {MAX_RECORDS} records and 1 to {MAX_FRAME // 2} bytes, "
@@ -137,12 +133,7 @@ class Producer:
         self._numbers: dict[int, BatchNumbers] = {}  # by partition
         self._partitions: int | None = None  # of the topic, once a broker answered
         self._rotation = Rotation()
-        self._idempotent = idempotent
         self._link = link
-        self._linger, self._timeout = linger, timeout
-        self._max_bytes, self._max_records = max_batch_bytes, max_batch_records
-        self._buffer_bytes = buffer_bytes
-        self._in_flight = in_flight
         self._loop = asyncio.get_running_loop()
         # by partition; None: of records that name neither a partition nor a key
         self._open: dict[int | None, _Batch] = {}

@@ -235,6 +235,8 @@ class QueueClient:
             if where is None and not (namespace or task):
                 raise InvalidRequest("name a queue, a namespace or a task to take messages from")
             target = _pop_target(where, wait, options, namespace=namespace, task=task)
+        elif namespace or task:
+            raise InvalidRequest("name several addresses, or a namespace or task, not both")
         else:
             sources = [
                 PopSource(

@@ -20,9 +20,10 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
-from typing import Literal, Self, TypedDict
+from typing import Literal, Self, TypedDict, Unpack
 
 from penstock.client.connection import Connection, Link, Waiting
+from penstock.client.items import check_names
 from penstock.errors import (
     Conflict,
     ConnectionLost,
@@ -75,35 +76,27 @@ class Reader:
     `batches()`.
     """
 
-    def __init__(  # noqa: PLR0913 public, by keyword
-        self,
-        link: Link,
-        topic: str,
-        start: Start = "earliest",
-        *,
-        partition: int = 0,
-        group: str | None = None,
-        member: str | None = None,
-        max_bytes: int = 1 << 20,
-        max_records: int = 10_000,
-        wait: float = 10.0,
-        follow: bool = True,
-        on_lost: Literal["fail", "earliest"] = "fail",
-        timeout: float = 60.0,
+    def __init__(
+        self, link: Link, topic: str, start: Start, **options: Unpack[ReaderOptions]
     ) -> None:
+        check_names(options, ReaderOptions)
         if isinstance(start, int) and start < 0:
             raise InvalidRequest(f"an offset is 0 or more, not {start}")
-        self.topic, self.partition, self.group = topic, partition, group
-        self._label = partition_label(topic, partition)
-        self.member = member or f"{os.getpid()}-{os.urandom(4).hex()}"
+        self.topic = topic
+        self.partition, self.group = options.get("partition", 0), options.get("group")
+        self._label = partition_label(topic, self.partition)
+        self.member = options.get("member") or f"{os.getpid()}-{os.urandom(4).hex()}"
         self.position: int | None = None  # next to be handed out; None before the first batch
         self.log_end: int | None = None  # as of the last answer
         self.incarnation: bytes | None = None
         self._link = link
         self._lease: frames.Lease | None = None
         self._start = start
-        self._max_bytes, self._max_records = max_bytes, max_records
-        self._wait, self._follow, self._on_lost, self._timeout = wait, follow, on_lost, timeout
+        self._max_bytes = options.get("max_bytes", 1 << 20)
+        self._max_records = options.get("max_records", 10_000)
+        self._wait, self._follow = options.get("wait", 10.0), options.get("follow", True)
+        self._on_lost = options.get("on_lost", "fail")
+        self._timeout = options.get("timeout", 60.0)
         self._flags = FETCH_FLAGS
         # FETCHes already sent, in order: on which connection, from which offset.
         self._ahead: deque[tuple[Connection, int, asyncio.Future[memoryview]]] = deque()

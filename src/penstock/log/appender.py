@@ -134,7 +134,6 @@ class Appender(AppendQueue):
         waiting = self._running
         try:
             if error is None:
-                self._segments.writing = False
                 self._publish(commit)
             elif isinstance(error, StorageError):
                 self._fail(list(commit.entries), error)

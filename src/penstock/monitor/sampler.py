@@ -147,7 +147,6 @@ class Sampler:
         return self.whole()
 
     def whole(self) -> bytes:
-        """Return everything as of the last sample."""
         names = sorted({name for _, sample in self._samples for name in sample})
         history = {
             "times": [at * 1000 for at, _ in self._samples],

@@ -12,6 +12,7 @@ class Backoff:
         self._next = first
 
     def reset(self) -> None:
+        """Start again with the first delay."""
         self._next = self._first
 
     def delay(self) -> float:

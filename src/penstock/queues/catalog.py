@@ -57,7 +57,7 @@ class QueueCatalog:
 
     @property
     def installation(self) -> int:
-        """The number in all ids of this database. Unavailable before it was reached once."""
+        """Return the number in all ids of this database. Raise Unavailable until it is known."""
         if self._database.identity is None:
             raise Unavailable("the database is down")
         return self._database.identity
@@ -108,7 +108,7 @@ class QueueCatalog:
         return info
 
     async def matching(self, namespace: str | None, task: str | None) -> list[QueueInfo]:
-        """The queues of a namespace and/or task, the most important first."""
+        """Return the queues of a namespace and/or task, the highest priority first."""
         rows = await self._database.read(
             """SELECT * FROM queues
                 WHERE deleted_at IS NULL AND ($1::text IS NULL OR namespace = $1)
@@ -138,7 +138,7 @@ class QueueCatalog:
             self.partitions[missing[row["ord"] - 1]] = row["partition_id"]
 
     async def partition(self, queue: str, name: str) -> int | None:
-        """The number of an existing partition."""
+        """Return the number of an existing partition."""
         number = self.partitions.get((queue, name))
         if number is None:
             rows = await self._database.read(
@@ -153,7 +153,7 @@ class QueueCatalog:
         return number
 
     async def partition_counts(self, queues: Iterable[int]) -> dict[int, int]:
-        """How many partitions each queue has; a large count may be some seconds old."""
+        """Return how many partitions each queue has; a large count may be some seconds old."""
         now = time.monotonic()
         wanted = set(queues)
         counts = {

@@ -300,7 +300,7 @@ class Pops:
         return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), take.source)
 
     def _delivered(self, row: Row, group: str, lease_id: str) -> Iterator[Delivered]:
-        """The messages of a row."""
+        """Yield the messages of a row."""
         partition, name, keys = row["partition_id"], row["partition"], self._keys
         partition_id, ids = self._catalog.uuids(partition, row["seqs"])
         nothing = (None,) * len(ids)
@@ -333,13 +333,13 @@ class Pops:
 
 
 def _with_attempt(headers: bytes | None, attempt: int) -> bytes:
-    """The headers with the number of the attempt, for clients that know no field `attempt`."""
+    """Add the number of the attempt to the headers, for clients without the field `attempt`."""
     others = msgspec.json.decode(headers, type=dict[str, str]) if headers else {}
     return msgspec.json.encode(others | {ATTEMPT_HEADER: str(attempt)})
 
 
 def subscription_of(wanted: PopRequest, default_mode: str) -> tuple[str, datetime | None]:
-    """Where a new group starts: the mode to remember, and the moment for `timestamp`."""
+    """Return where a new group starts: the mode to remember, and the time for `timestamp`."""
     origin, mode = wanted.subscription_from or "", wanted.subscription_mode or default_mode
     start = time_field(origin, "subscriptionFrom") if origin and origin != "now" else None
     if wanted.group == QUEUE_MODE:

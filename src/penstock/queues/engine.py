@@ -40,7 +40,7 @@ from penstock.queues.crypto import EncryptionKeys
 from penstock.queues.deliver import Pops
 from penstock.queues.exchanges import Exchanges
 from penstock.queues.failures import Failures
-from penstock.queues.push import Pusher, named
+from penstock.queues.push import Pusher, with_ids
 from penstock.queues.settling import check_acks, uuid_of
 from penstock.queues.streams import Streams
 from penstock.queues.transaction import Transactions
@@ -142,7 +142,7 @@ class Queues:
 
     async def push(self, items: list[Item]) -> list[ItemOutcome]:
         """Store messages; done when durable. Safe to repeat when transaction ids are given."""
-        return await self.append(named(items, self.catalog.partitions)) if items else []
+        return await self.append(with_ids(items, self.catalog.partitions)) if items else []
 
     def append(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
         """Push items that `name_items` has checked and named."""

@@ -270,8 +270,8 @@ def _duplicate(
     )
 
 
-def named(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
-    """Return the items after `name_items`. Items without a transaction id are copied."""
+def with_ids(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
+    """Check items, and return them with transaction ids. Those without one are copied."""
     items = [item if item.transaction_id else copy(item) for item in items]
     name_items(items, checked)
     return items

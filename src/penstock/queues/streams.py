@@ -21,7 +21,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.catalog import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import logs_of, named, unordered_of
+from penstock.queues.push import logs_of, unordered_of, with_ids
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import CatalogSnapshot, Transactions
@@ -138,7 +138,7 @@ class Streams:
             lease = uuid_of(ack.lease_id)
             if lease is None:
                 raise Conflict(NO_LEASE)
-        items = named(cycle.items)
+        items = with_ids(cycle.items)
 
         async def work(
             connection: Any, snapshot: CatalogSnapshot

@@ -14,7 +14,7 @@ from penstock.protocol.ids import uuid7
 from penstock.queues.catalog import QueueCatalog
 from penstock.queues.context import QueueContext
 from penstock.queues.exchanges import Exchanges
-from penstock.queues.push import AppendBatch, Log, Pusher, logs_of, named, unordered_of
+from penstock.queues.push import AppendBatch, Log, Pusher, logs_of, unordered_of, with_ids
 from penstock.queues.settling import STATUSES, AckBatch, check_acks, uuid_of
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, QueueInfo, TransactionResult
 
@@ -77,7 +77,7 @@ class Transactions:
         self, operations: list[Item | Ack], required_leases: list[str]
     ) -> TransactionResult:
         name = str(uuid7())
-        items = named([one for one in operations if isinstance(one, Item)])
+        items = with_ids([one for one in operations if isinstance(one, Item)])
         acks = [operation for operation in operations if isinstance(operation, Ack)]
         check_acks(acks)
         for ack in acks:

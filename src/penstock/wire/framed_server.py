@@ -10,7 +10,7 @@ from penstock.wire.auth import Verifier
 from penstock.wire.framed import FramedConnection
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tls import Certificate
-from penstock.wire.tls_server import Server, listen
+from penstock.wire.tls_server import Server, finish_all, listen
 
 HANDSHAKE_SECONDS = 10.0
 MAX_SWEEP_SECONDS = 5.0
@@ -65,7 +65,6 @@ class FramedServer:
 
     @property
     def port(self) -> int:
-        """Return the port, also when the configuration has 0."""
         if self._server is None:
             raise RuntimeError(f"the {self.name} server is not started")
         return int(self._server.sockets[0].getsockname()[1])
@@ -95,19 +94,8 @@ class FramedServer:
         self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for connection in list(self.connections):
-            connection.finish()
-        try:
-            async with asyncio.timeout(timeout):
-                while self.connections:
-                    self._ended.clear()
-                    await self._ended.wait()
-        except TimeoutError:
-            self._log.warning(
-                "%d connections were closed with requests in flight", len(self.connections)
-            )
-        for connection in list(self.connections):
-            connection.abort()
+        if late := await finish_all(self.connections, self._ended, timeout):
+            self._log.warning("%d connections were closed with requests in flight", late)
         self._server = None
 
     def opened(self, connection: FramedConnection) -> bool:

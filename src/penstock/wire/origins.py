@@ -125,7 +125,6 @@ class Origins:
             )
 
     def allows(self, origin: str) -> bool:
-        """Return True if the configuration allows this origin."""
         return self._everyone or origin.lower() in self._allowed
 
     def _is_ours(self, origin: str, host: str | None) -> bool:

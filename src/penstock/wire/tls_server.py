@@ -12,8 +12,8 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 from penstock.io.tasks import RETRY_SECONDS
 from penstock.wire.tls import Certificate
@@ -34,6 +34,21 @@ class Server(Protocol):
     def sockets(self) -> tuple[socket.socket, ...]: ...
 
     def close(self) -> None: ...
+
+
+async def finish_all(connections: Collection[Any], ended: asyncio.Event, timeout: float) -> int:
+    """Let connections finish for `timeout` seconds. Abort the others, and return their number."""
+    for connection in list(connections):
+        connection.finish()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            while connections:
+                ended.clear()
+                await ended.wait()
+    late = list(connections)
+    for connection in late:
+        connection.abort()
+    return len(late)
 
 
 async def listen(

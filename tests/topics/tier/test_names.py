@@ -87,3 +87,15 @@ async def test_objects_of_others_in_the_tier_stay_and_do_not_hold_up_the_collect
         await topics.tier.collect()
     assert "topics/notes.txt" in store.names()
     assert f"topics/{INCARNATION}/left" not in store.names()
+
+
+def test_a_list_from_a_name_on_is_in_order_and_within_its_prefix(address: str) -> None:
+    """By which brokers find objects of shared topics while the database is down."""
+    store = ObjectStore(address)
+    names = [f"shared/a/0/{i:020}-{i - 1:020}-id" for i in range(1, 120)]
+    for name in [*reversed(names), "shared/a/1/0-0-id", "shared/b/0/0-0-id"]:
+        store.write(name, [b"x" * 7])
+    found = store.list_first("shared/a/0/", f"shared/a/0/{30:020}", 60)
+    assert [(one.name, one.size) for one in found] == [(name, 7) for name in names[29:89]]
+    assert [one.name for one in store.list_first("shared/a/0/", names[-2], 60)] == names[-1:]
+    assert store.list_first("shared/a/0/", names[-1], 60) == []

@@ -63,6 +63,14 @@ async def test_at_least_one_batch_is_returned_however_small_the_limit(tmp_path: 
         wire.close()
 
 
+async def test_a_fetch_session_is_declined(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        declined = await wire.ask(1, 11, session_id=7, session_epoch=1, topics=[])
+        assert declined.error_code == 70
+        wire.close()
+
+
 async def test_a_fetch_waits_for_min_bytes_and_at_most_max_wait(tmp_path: Path):
     async with serving(tmp_path) as served:
         reading, writing = [await KafkaWire.connect(served.kafka.port) for _ in range(2)]

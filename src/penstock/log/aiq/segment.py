@@ -190,9 +190,10 @@ class AiqSegment(Segment):
         if row >= self.rows:
             return Raw(self.end, 0, self.end, None, 0, 0)
         try:
-            rows, _, end = self._span(row, offset, max_bytes, None)
-            (first, start), (last, position) = rows[0].tolist(), rows[-1].tolist()
-            if self._offset_at(start) != first or self._offset_at(position) != last:
+            rows, positions, end = self._span(row, offset, max_bytes, None)
+            start, offsets = int(positions[0]), rows["offset"]
+            first, last = int(offsets[0]), int(offsets[-1])
+            if self._offset_at(start) != first or self._offset_at(int(positions[-1])) != last:
                 raise _Mismatch
         except _Mismatch:
             walked, end = self._walk(row, offset, MAX_ROWS, max_bytes)

@@ -101,10 +101,11 @@ class BatchFormat(SegmentFormat):
         return {INDEX: [index.pack()], DATA: chunks}
 
     def companions(self, segment: Segment, mark: Mark) -> dict[str, bytes]:
-        return {INDEX: _index_at(segment, mark)}
+        assert isinstance(segment, BatchSegment)
+        return {INDEX: segment.index.until(mark).pack()}
 
     def seals(self, segment: Segment, mark: Mark) -> dict[str, bytes]:
-        return {INDEX: _index_at(segment, mark)}
+        return self.companions(segment, mark)
 
     # Opening
 
@@ -169,11 +170,6 @@ class BatchFormat(SegmentFormat):
 
 
 BATCHES = BatchFormat()
-
-
-def _index_at(segment: Segment, mark: Mark) -> bytes:
-    assert isinstance(segment, BatchSegment)
-    return segment.index.until(mark).pack()
 
 
 def _between_holes(segment: Segment, start: int) -> list[tuple[int, int]]:

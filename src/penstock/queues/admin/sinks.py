@@ -14,7 +14,7 @@ from penstock.errors import Conflict, Full, InvalidRequest
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.catalog import check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import logs_of, named
+from penstock.queues.push import logs_of, with_ids
 from penstock.queues.transaction import CatalogSnapshot, Transactions
 from penstock.queues.types import Item, ItemOutcome
 
@@ -52,7 +52,7 @@ class Sinks:
         """Store rows of a task, the first of which has the number `first`; how many of the task's
         rows are stored now. Rows that are stored already are left out, and of a queue that is
         almost full the rows that fit are taken. `last`: there are no more."""
-        items = named(items)
+        items = with_ids(items)
         key = astuple(task)
 
         async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[ItemOutcome]]:

@@ -113,7 +113,7 @@ class Api(Protocol):
 
     @property
     def tag(self) -> str:
-        """The heading of its routes in the OpenAPI document."""
+        """Return the heading of its routes in the OpenAPI document."""
 
 
 A = TypeVar("A")

@@ -24,6 +24,7 @@ from penstock.wire.auth.verifier import UnknownKey, bearer
 from penstock.wire.feed import Feeds
 from penstock.wire.origins import Origins
 from penstock.wire.request_memory import RequestMemory
+from penstock.wire.tls_server import finish_all
 from penstock.wire.websocket.session import Session
 
 log = logging.getLogger("penstock.websocket")
@@ -120,17 +121,8 @@ class WebsocketServer:
         if self._server is None:
             return
         self._server.close()
-        for session in list(self.sessions):
-            session.finish()
-        try:
-            async with asyncio.timeout(timeout):
-                while self.sessions:
-                    self._ended.clear()
-                    await self._ended.wait()
-        except TimeoutError:
-            log.warning("%d WebSocket connections were cut off", len(self.sessions))
-        for session in list(self.sessions):
-            session.abort()
+        if late := await finish_all(self.sessions, self._ended, timeout):
+            log.warning("%d WebSocket connections were cut off", late)
         self._server = None
 
     def _listener(self, request: WSUpgradeRequest) -> WSListener | WSUpgradeResponseWithListener:

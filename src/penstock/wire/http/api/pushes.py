@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.buffer import Buffer
+from penstock.buffer.qos0 import MAX_BUFFER_MS
 from penstock.contract import operations
 from penstock.contract.deliveries import (
     Item,
@@ -30,7 +31,6 @@ from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, error_response, json_response
 from penstock.wire.http.routes import serves
 
-MAX_BUFFER_MS = 3_600_000
 _encode = msgspec.json.Encoder().encode
 ENCODES_ITSELF = {"queued", "duplicate", "scheduled"}  # these outcomes are encoded as they are
 read_push = body_decoder(PushBody, refuse_misspelled=True)
