@@ -37,8 +37,8 @@ from penstock.export.destinations import Destination, Target, targets
 from penstock.export.kafka import KafkaCluster
 from penstock.export.telemetry_request import SAMPLES, SIGNALS
 from penstock.protocol.names import check_name
-from penstock.queues.catalog import check_group
-from penstock.queues.catalog import check_name as check_queue_name
+from penstock.queues.checks import check_group
+from penstock.queues.checks import check_name as check_queue_name
 
 log = logging.getLogger("penstock.export")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")

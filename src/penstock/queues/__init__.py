@@ -12,6 +12,8 @@ waiting.py     parked pops, and NOTIFY between brokers
 transaction.py, streams.py     push and settle in one transaction
 calls.py       the SQL of all these
 catalog.py     a cache of queues, partitions and groups
+checks.py      what names and texts may be
+options.py     a table of the options of a queue, their limits and columns
 admin/         requests of people: groups, dead letters, messages, traces, figures, options
 background/    work without a request: delayed messages, schedules, retention, presence
 schema/        migrations, functions and queries

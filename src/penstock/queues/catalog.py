@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from penstock.database import Database, struct_of
-from penstock.errors import InvalidRequest, Unavailable
+from penstock.errors import Unavailable
 from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
 from penstock.queues.types import QueueInfo
@@ -19,7 +19,6 @@ from penstock.queues.types import QueueInfo
 MAX_REMEMBERED = 100_000  # of each kind; beyond it we start over
 # a count of more than this many partitions is kept for a second per so many
 COUNTED_PER_SECOND = 20_000
-MAX_NAME_CHARS = 512
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -179,32 +178,6 @@ def remember(copies: dict[K, V], key: K, value: V) -> None:
     if len(copies) >= MAX_REMEMBERED:
         copies.clear()
     copies[key] = value
-
-
-def check_name(kind: str, name: str) -> None:
-    if not name:
-        raise InvalidRequest(f"{kind} must not be empty")
-    if len(name) > MAX_NAME_CHARS:
-        raise InvalidRequest(f"{kind} is longer than {MAX_NAME_CHARS} characters")
-    check_text(kind, name)
-
-
-def check_group(name: str) -> None:
-    if len(name) > MAX_NAME_CHARS:
-        raise InvalidRequest(f"consumerGroup is longer than {MAX_NAME_CHARS} characters")
-    check_text("consumerGroup", name)
-
-
-def check_text(kind: str, text: str) -> None:
-    """Refuse what PostgreSQL cannot store as text."""
-    if "\x00" in text:
-        raise InvalidRequest(f"{kind} contains a NUL character")
-    if text.isascii():
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{kind} is not valid Unicode") from None
 
 
 def info_of(row: Any) -> QueueInfo:

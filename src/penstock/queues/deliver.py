@@ -37,7 +37,8 @@ from penstock.metrics import Counter
 from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 from penstock.protocol.times import time_field
 from penstock.queues.calls import Row
-from penstock.queues.catalog import check_group, check_name, remember
+from penstock.queues.catalog import remember
+from penstock.queues.checks import check_group, check_name
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.exchanges import Exchanges

@@ -21,7 +21,8 @@ from penstock.database.batching import SLICE, Batcher
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.calls import AppendArguments, AppendedRow, array_text, joined
-from penstock.queues.catalog import QueueCatalog, check_name, check_text
+from penstock.queues.catalog import QueueCatalog
+from penstock.queues.checks import check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys, Sealed
 from penstock.queues.exchanges import Exchanges, Served

@@ -22,7 +22,8 @@ from penstock.database.batching import SLICE
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import LARGEST
 from penstock.queues.calls import Row, SettleArguments
-from penstock.queues.catalog import QueueCatalog, check_text
+from penstock.queues.catalog import QueueCatalog
+from penstock.queues.checks import check_text
 from penstock.queues.types import MAX_DELAY_SECONDS, Ack, AckOutcome
 
 MAX_REMEMBERED_MESSAGES = 50_000  # of all leases together: about 10 MB

@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.catalog import check_group, check_name, check_text
+from penstock.queues.checks import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.push import logs_of, unordered_of, with_ids
 from penstock.queues.schema import query

@@ -30,7 +30,7 @@ from penstock.log.batches.format import BATCHES
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import DEFAULT_PARTITION, check_name
 from penstock.protocol.partitions import Rotation, partition_of
-from penstock.queues.catalog import check_name as check_queue_name
+from penstock.queues.checks import check_name as check_queue_name
 from penstock.queues.types import Item
 from penstock.topics.store import TopicStore
 

@@ -8,7 +8,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.protocol.names import DEFAULT_PARTITION
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues.admin.scheduled import DelayedMessages
-from penstock.queues.catalog import check_name, check_text
+from penstock.queues.checks import check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.options import OPTIONS, columns_of, options_of
 from penstock.queues.schema import query

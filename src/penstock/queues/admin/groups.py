@@ -18,7 +18,7 @@ from penstock.database import Database, struct_of
 from penstock.errors import NotFound
 from penstock.io.tasks import slices
 from penstock.queues.admin.figures import Figures, GroupBacklog, GroupFigures
-from penstock.queues.catalog import check_text
+from penstock.queues.checks import check_text
 from penstock.queues.consumers import ConsumerConnections
 from penstock.queues.context import QueueContext
 from penstock.queues.schema import query

@@ -16,7 +16,7 @@ from penstock.contract.messages import (
 from penstock.database import struct_of
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.catalog import check_group, check_text
+from penstock.queues.checks import check_group, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.options import options_of
 from penstock.queues.schema import query

@@ -9,7 +9,7 @@ from penstock.contract.messages import ScheduledMessage, ScheduledMessages
 from penstock.database import struct_of
 from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.times import utc_time
-from penstock.queues.catalog import check_text
+from penstock.queues.checks import check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
 

@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from penstock.database import Database, struct_of
 from penstock.errors import Conflict, Full, InvalidRequest
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
-from penstock.queues.catalog import check_text
+from penstock.queues.checks import check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.push import logs_of, with_ids
 from penstock.queues.transaction import CatalogSnapshot, Transactions

@@ -8,7 +8,7 @@ import msgspec
 from penstock.database import struct_of
 from penstock.errors import NotFound
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.catalog import check_name, check_text
+from penstock.queues.checks import check_name, check_text
 from penstock.queues.context import QueueContext
 from penstock.queues.schema import query
 

@@ -32,7 +32,7 @@ from penstock.errors import Full, MissingKey, NotFound, PenstockError, Unavailab
 from penstock.io.tasks import cancelled, supervised
 from penstock.protocol import headers
 from penstock.queues.background.cron import Cron, due_until
-from penstock.queues.catalog import check_name
+from penstock.queues.checks import check_name
 from penstock.queues.context import QueueContext
 from penstock.queues.transaction import CatalogSnapshot, Transactions
 from penstock.queues.types import Item, ItemOutcome
