@@ -135,17 +135,18 @@ class Exchanges:
             self._waiting.wake(queue, len(partitions), group)
 
     async def append_and_hand_off(
-        self, arguments: AppendArguments, items: Iterable[Item], served: Served
-    ) -> AppendedRow:
-        """Store the items of a push and take for the pops that wait for them, in one commit. Count
-        these in `served`. A pop that gets nothing is woken, and what was taken for a pop that has
-        ended is released.
+        self, arguments: AppendArguments, items: Iterable[Item]
+    ) -> tuple[AppendedRow, Served]:
+        """Store the items of a push and take for the pops that wait for them, in one commit. Return
+        also how many pops of each queue and group it served. A pop that gets nothing is woken, and
+        what was taken for a pop that has ended is released.
 
         When the outcome is unknown the leases are released: the push is repeated without this.
         """
         pops = {id(pop.take): pop for pop in self._waiting.claim(items)}
         if not pops:
-            return await self._calls.append(arguments)
+            return await self._calls.append(arguments), {}
+        served: Served = {}
         wanted = [pop.take for pop in pops.values() if pop.take is not None]
         takes = TakeBatch(wanted, self._hints, self.memory)
         try:
@@ -165,7 +166,7 @@ class Exchanges:
             for pop in pops.values():
                 if pop.claimed:
                     pop.wake()
-        return appended
+        return appended, served
 
     @contextmanager
     def _released_unless_taken(self, takes: TakeBatch) -> Iterator[None]:

@@ -30,6 +30,8 @@ from penstock.queues.types import Item, ItemOutcome, Status
 
 Log = tuple[str, str]  # queue, partition
 
+# A message counts as one more per so many bytes, so that large messages do not make a huge call.
+HEAVY_BYTES = 1 << 15
 ENCRYPTED_BYTES = 1 << 12  # encrypting these takes as long as one more item
 MAX_LOOKUPS = 4  # attempts to look up queues that changed
 NOTHING = AppendedRow([], None, None)  # of a call without items
@@ -37,6 +39,8 @@ ENOUGH = 200  # messages that justify a second call beside a running one (docs/d
 
 
 class Pusher:
+    """Pushes of this broker. `submit` is the way in; `_append` is the call of its batcher."""
+
     def __init__(
         self,
         context: QueueContext,
@@ -53,6 +57,11 @@ class Pusher:
             self._append, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
+    def submit(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
+        """Append items that `name_items` has checked and named, in a call shared with others."""
+        size = sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
+        return self.batcher.submit(items, size)
+
     async def _append(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[ItemOutcome] | PenstockError]:
@@ -61,7 +70,7 @@ class Pusher:
         """
         items = list(chain.from_iterable(requests))
         batch = AppendBatch(items, self._catalog, self._keys, again)
-        served: Served = {}
+        served: Served = {}  # by the first call
         for attempt in range(MAX_LOOKUPS):
             arguments = await batch.arguments()
             if arguments is None:
@@ -69,7 +78,7 @@ class Pusher:
             elif again or attempt or not self._waiting.pops:
                 appended = await self._calls.append(arguments)
             else:
-                appended = await self._exchanges.append_and_hand_off(arguments, items, served)
+                appended, served = await self._exchanges.append_and_hand_off(arguments, items)
             await batch.fill(appended)
             stale = [index for index in range(len(items)) if index not in batch.answers]
             if not stale:
@@ -104,7 +113,9 @@ class Pusher:
         answers: Sequence[ItemOutcome | PenstockError],
         served: Served | None = None,
     ) -> None:
-        """Count queued messages and wake the pops that wait for them, except those in `served`."""
+        """Count queued messages, and wake as many pops as their partitions can serve, less those
+        that the push took for (`served`).
+        """
         queued: dict[str, list[Any]] = {}  # partition ids of the messages, by queue
         dues: list[datetime] = []
         for answer in answers:
