@@ -33,7 +33,7 @@ GROUPS = ["__QUEUE_MODE__", "a", "b", "c"]
 GROUP = "SELECT id FROM groups WHERE queue_id = $1 AND name = $2"
 POP = """SELECT * FROM take(p_groups => ARRAY[$1::int], p_partitions => ARRAY[$2::bigint],
   p_batches => ARRAY[$3::int], p_spans => ARRAY[$4::int], p_leases => ARRAY[$5::uuid],
-  p_since => NULL, p_max_bytes => 1000000, p_hand_over => false)"""
+  p_since => NULL, p_max_bytes => 1000000, p_hand_off => false)"""
 # What is committed never shows a cursor at rest beside messages. The next push would hide it, so we
 # look each time.
 BLIND = """

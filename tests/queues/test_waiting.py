@@ -54,8 +54,8 @@ async def test_a_delivery_in_the_turn_of_a_cancellation_is_given_back() -> None:
     returned: list[Taken] = []
     parked = asyncio.create_task(waiting.park(60, returned.append))
     await eventually(lambda: waiting.parked)
-    assert waiting.hand_over(taken)
+    assert waiting.hand_off(taken)
     parked.cancel()
     await asyncio.wait([parked])
     assert (parked.cancelled(), returned) == (True, [taken])
-    assert not waiting.hand_over(taken)
+    assert not waiting.hand_off(taken)

@@ -6,7 +6,7 @@ under light load, and calls become larger under heavy load.
 
 A second concurrent call has its own cost. It starts when about half of the recent requests wait, or
 after `GATHER_SECONDS`. So two calls of about half the requests alternate, instead of one large call
-and many small ones.
+and many small ones. A batcher with `enough` starts it when so much waits, whatever was recent.
 
 A call that lost its connection is repeated (retry.py); every kind of call is safe to repeat, for
 the reason in its code. A batch that the database refuses because of its content is halved until the
@@ -58,7 +58,8 @@ class Batcher(Generic[T, R]):
         self._call = call
         self._limit = limit  # the size of one call, unless one request is larger
         self._slots = slots  # calls at a time
-        self._enough = enough  # waiting size that starts a further call; 0: half of `_level`
+        # Waiting size that starts a further call. 0: half of `_level` requests, or GATHER_SECONDS
+        self._enough = enough
         self._give_back = give_back  # gets the result of a cancelled request
         self._waiting: deque[Submission[T, R]] = deque()  # requests that wait for a call
         self._waiting_size = 0  # the sum of their sizes
@@ -145,6 +146,7 @@ class Batcher(Generic[T, R]):
                 if self._waiting:
                     # Send the next call first: completing takes as long as a small call.
                     asyncio.get_running_loop().call_soon(self._complete, batch, outcomes)
+                    # With `enough`, or if this is the only call, the next one follows at once.
                     if not (self._busy == 1 or self._enough or self._is_worth_a_call()):
                         self._gather()
                         break

@@ -1,4 +1,4 @@
-"""Call the SQL functions that store and deliver messages. Only this module on their path knows SQL.
+"""Call the SQL functions that store and deliver messages. No other module on this path has SQL.
 
 Each class is the argument list of a function in `schema/functions`: a field per argument, without
 the prefix `p_`. The function's file documents them. Arguments and columns are passed by name, so
@@ -44,7 +44,7 @@ class TakeArguments(NamedTuple):
     partitions: list[int | None] | None
     spans: list[int] | None
     max_bytes: int
-    hand_over: bool = False
+    hand_off: bool = False
 
 
 class SettleArguments(NamedTuple):

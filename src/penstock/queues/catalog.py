@@ -42,7 +42,7 @@ class QueueCatalog:
         self.groups.clear()
         self.queues.clear()
 
-    def shares(self, queue: str) -> bool:
+    def is_unordered(self, queue: str) -> bool:
         """Return whether consumers share its partitions (`ordering: none`); False if the queue is
         not in the cache.
         """

@@ -51,7 +51,7 @@ AUTOPILOT_BATCH = 100
 AUTOPILOT_PARTITIONS = 10
 MAX_PARTITIONS = 10_000  # of one pop
 SOON_SECONDS = 0.005  # another call has what we want locked: poll again after this
-OVERTIME_SECONDS = 2.0  # for how long a pop whose time is over polls again where it has to
+OVERTIME_SECONDS = 2.0  # after its time, a pop that must poll again does so for this long
 MESSAGE_COLUMNS = (
     "transactions",
     "traces",
@@ -105,7 +105,7 @@ class Pops:
         deadline = time.monotonic() + self._patience(wanted[0])
         if self._paused and wanted[0].wait and not self._stopping:
             await self._wait_until_resumed(deadline)
-        pop: WaitingPop = WaitingPop()
+        pop = WaitingPop()
         try:
             return await self._poll_until(deadline, pop, wanted, acks)
         finally:
@@ -150,6 +150,7 @@ class Pops:
                 elif taken.wait is not None:
                     wait = taken.wait if wait is None else min(wait, taken.wait)
                     reason = taken.outcome
+            # A waiting pop parks for SOON_SECONDS instead, so that a push can serve it meanwhile.
             again = wait == 0.0 or (wait == SOON_SECONDS and not first.wait)
             remaining = deadline - time.monotonic()
             if self._stopping or remaining <= (-OVERTIME_SECONDS if again else 0):
@@ -181,7 +182,7 @@ class Pops:
             if (
                 take.from_any_partition
                 and take.batch <= SLICE
-                and not self._catalog.shares(take.queue)
+                and not self._catalog.is_unordered(take.queue)
             ):
                 pop.take = take
 
@@ -295,7 +296,7 @@ class Pops:
         self._popped.add(count, queue)
         if request.queue is None:
             self._consumers.seen(queue, group, request.consumer)
-        if count >= take.batch and self._catalog.shares(queue):  # and there may be more
+        if count >= take.batch and self._catalog.is_unordered(queue):  # and there may be more
             self._waiting.wake(queue, 1, group, announce=False)
         claimed = len({row["partition_id"] for row in taken.rows})
         return PopOutcome(group, queue, lease_id, messages, claimed, "", list(acked), take.source)

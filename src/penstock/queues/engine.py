@@ -68,7 +68,7 @@ class Queues:
         self.database, self.settings = database, settings
         self.catalog = QueueCatalog(database)
         self.keys = EncryptionKeys(settings)
-        self.waiting: WaitingPops = WaitingPops(database, self._changed)
+        self.waiting = WaitingPops(database, self._changed)
         self._calls = Calls(database)
         self.figures = Figures(database)
         self.consumers = ConsumerConnections(database)

@@ -152,7 +152,7 @@ class Exchanges:
         try:
             with self._released_unless_taken(takes):
                 appended, rows = await self._calls.append_and_take(
-                    arguments, takes.arguments(self._max_bytes, hand_over=True)
+                    arguments, takes.arguments(self._max_bytes, hand_off=True)
                 )
                 taken = takes.results(rows, self._catalog)
             for take in takes.takes:
@@ -160,7 +160,7 @@ class Exchanges:
                 if pop.claimed:  # else it has ended, or begun another poll
                     key = take.queue, take.group
                     served[key] = served.get(key, 0) + 1
-                if result is not None and not (pop.claimed and pop.hand_over(result)):
+                if result is not None and not (pop.claimed and pop.hand_off(result)):
                     self.give_back(result)
         finally:
             for pop in pops.values():

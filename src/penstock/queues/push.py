@@ -28,7 +28,7 @@ from penstock.queues.crypto import EncryptionKeys, Sealed
 from penstock.queues.exchanges import Exchanges, Served
 from penstock.queues.types import Item, ItemOutcome, Status
 
-Log = tuple[str, str]  # queue, partition
+PartitionName = tuple[str, str]  # queue, partition
 
 # A message counts as one more per so many bytes, so that large messages do not make a huge call.
 HEAVY_BYTES = 1 << 15
@@ -127,8 +127,10 @@ class Pusher:
                 dues.append(answer.deliver_at)
         for queue, partitions in queued.items():
             self._pushed.add(len(partitions), queue)
-            shared = self._catalog.shares(queue)
-            self._waiting.wake(queue, len(partitions if shared else set(partitions)), served=served)
+            unordered = self._catalog.is_unordered(queue)
+            self._waiting.wake(
+                queue, len(partitions if unordered else set(partitions)), served=served
+            )
         if dues:
             self._delayed(dues)
 
@@ -150,24 +152,26 @@ class AppendBatch:
     async def arguments(self) -> AppendArguments | None:
         """Return the arguments, sorted by partition; None: there is nothing to send."""
         items, catalog, partitions = self.items, self.catalog, self.catalog.partitions
-        logs: dict[Log, dict[str | None, int]] = {}  # the index of each transaction id
+        wanted: dict[PartitionName, dict[str | None, int]] = {}  # the index of each transaction id
         self.repeats = []
         for index, item in enumerate(items):
             if index in self.answers:
                 continue
-            log = logs.setdefault((item.queue, item.partition), {})
-            first = log.setdefault(item.transaction_id, index)
+            ids = wanted.setdefault((item.queue, item.partition), {})
+            first = ids.setdefault(item.transaction_id, index)
             if first != index:
                 self.repeats.append((index, first))
-        if not logs.keys() <= partitions.keys():
-            await catalog.ensure(list(logs), unordered_of(items))
+        if not wanted.keys() <= partitions.keys():
+            await catalog.ensure(list(wanted), unordered_of(items))
         sealing: set[str] = set()
-        for queue in {queue for queue, _ in logs}:
+        for queue in {queue for queue, _ in wanted}:
             info = catalog.queues.get(queue) or await catalog.queue(queue)
             if info and info.options.encryption_enabled:
                 sealing.add(queue)
         self.sent = sorted(
-            (partitions[log], list(ids.values())) for log, ids in logs.items() if log in partitions
+            (partitions[name], list(ids.values()))
+            for name, ids in wanted.items()
+            if name in partitions
         )
         sealed = await self._seal(sealing) if sealing else {}
         order = [index for _, indexes in self.sent for index in indexes]
@@ -282,14 +286,14 @@ def _duplicate(
     )
 
 
-def with_ids(items: list[Item], checked: Collection[Log] = ()) -> list[Item]:
+def with_ids(items: list[Item], checked: Collection[PartitionName] = ()) -> list[Item]:
     """Check items, and return them with transaction ids. Those without one are copied."""
     items = [item if item.transaction_id else copy(item) for item in items]
     name_items(items, checked)
     return items
 
 
-def name_items(items: list[Item], checked: Collection[Log]) -> None:
+def name_items(items: list[Item], checked: Collection[PartitionName]) -> None:
     """Check items and assign transaction ids in place. Raise at the first invalid item. The names
     of `checked` partitions are known to be valid.
     """
@@ -312,7 +316,7 @@ def name_items(items: list[Item], checked: Collection[Log]) -> None:
             item.transaction_id, item.fresh = identifier, True
 
 
-def logs_of(items: Iterable[Item]) -> set[Log]:
+def partition_names(items: Iterable[Item]) -> set[PartitionName]:
     return {(item.queue, item.partition) for item in items}
 
 

@@ -21,7 +21,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.checks import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import logs_of, unordered_of, with_ids
+from penstock.queues.push import partition_names, unordered_of, with_ids
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import CatalogSnapshot, Transactions
@@ -159,7 +159,7 @@ class Streams:
             return pushed, acks, acked
 
         pushed, acks, acked = await self._transactions.attempt(
-            logs_of(items), work, unordered_of(items)
+            partition_names(items), work, unordered_of(items)
         )
         self._transactions.count_and_wake(pushed, acks, acked)
         return CommittedCycle(

@@ -78,7 +78,7 @@ class TakeBatch:
     began: float = field(init=False, default=0.0)  # the call (monotonic)
     since: dict[int, datetime | None] = field(init=False, default_factory=dict)  # by group
 
-    def arguments(self, max_bytes: int, *, hand_over: bool = False) -> TakeArguments:
+    def arguments(self, max_bytes: int, *, hand_off: bool = False) -> TakeArguments:
         """Return the arguments of `take`. The call begins now."""
         self.began = time.monotonic()
         self.takes.sort(key=lambda take: (not take.from_any_partition, take.group_id))
@@ -101,7 +101,7 @@ class TakeBatch:
             partitions=None if simple else [take.partition for take in self.takes],
             spans=None if simple else [take.partitions for take in self.takes],
             max_bytes=max_bytes,
-            hand_over=hand_over,
+            hand_off=hand_off,
         )
 
     def results(self, rows: list[Row], catalog: QueueCatalog) -> dict[int, Taken]:

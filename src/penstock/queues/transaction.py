@@ -14,7 +14,14 @@ from penstock.protocol.ids import uuid7
 from penstock.queues.catalog import QueueCatalog
 from penstock.queues.context import QueueContext
 from penstock.queues.exchanges import Exchanges
-from penstock.queues.push import AppendBatch, Log, Pusher, logs_of, unordered_of, with_ids
+from penstock.queues.push import (
+    AppendBatch,
+    PartitionName,
+    Pusher,
+    partition_names,
+    unordered_of,
+    with_ids,
+)
 from penstock.queues.settling import STATUSES, AckBatch, check_acks, uuid_of
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, QueueInfo, TransactionResult
 
@@ -52,7 +59,7 @@ class CatalogSnapshot(QueueCatalog):
 
 
 async def snapshot_of(
-    catalog: QueueCatalog, wanted: set[Log], unordered: Collection[str] = ()
+    catalog: QueueCatalog, wanted: set[PartitionName], unordered: Collection[str] = ()
 ) -> CatalogSnapshot:
     """Return these queues and partitions, created if missing. Raise `Stale` if they change."""
     await catalog.ensure(list(wanted), unordered)
@@ -100,7 +107,7 @@ class Transactions:
             return pushed, await self.settle(connection, acks)
 
         try:
-            pushed, acked = await self.attempt(logs_of(items), work, unordered_of(items))
+            pushed, acked = await self.attempt(partition_names(items), work, unordered_of(items))
         except Conflict as error:
             return TransactionResult(name, False, str(error))
         self.count_and_wake(pushed, acks, acked)
@@ -113,7 +120,7 @@ class Transactions:
 
     async def attempt(
         self,
-        logs: set[Log],
+        partitions: set[PartitionName],
         work: Callable[[Any, CatalogSnapshot], Awaitable[T]],
         unordered: Collection[str] = (),
     ) -> T:
@@ -125,7 +132,7 @@ class Transactions:
         for turn in range(ATTEMPTS):
             try:
                 async with self._room:
-                    snapshot = await snapshot_of(self._catalog, logs, unordered)
+                    snapshot = await snapshot_of(self._catalog, partitions, unordered)
                     return await self._apply(snapshot, work)
             except UNDONE:
                 await asyncio.sleep(UNDONE_SECONDS * turn)

@@ -77,7 +77,7 @@ class WaitingPop:
             self.woken_by = queue
             self._parked.set_result(None)
 
-    def hand_over(self, taken: Taken) -> bool:
+    def hand_off(self, taken: Taken) -> bool:
         """End the wait with what a push took. Return False if the pop is not parked any more."""
         if self._parked is None or self._parked.done():
             return False
@@ -86,7 +86,7 @@ class WaitingPop:
         return True
 
     async def park(self, seconds: float, give_back: Callable[[Taken], None]) -> Taken | None:
-        """Wait until a push hands over what it took, and return it; None if the pop must poll. If
+        """Wait until a push hands off what it took, and return it; None if the pop must poll. If
         the pop is cancelled in the same tick, call `give_back` with it.
         """
         if self._woken:
@@ -116,10 +116,11 @@ class WaitingPops:
         self.sent = self.heard = 0  # notices to and from other brokers
         self.changes = 0  # counts changes of queues and groups
         self.on_delayed: Callable[[float], object] = lambda _: None  # gets its due time
-        self._queues: set[str] = set()  # to announce
-        self._changed = False
-        self._anything = False  # other brokers must wake all pops
-        self._due: float | None = None  # of the earliest delayed message
+        # What the next notice to other brokers says:
+        self._queues: set[str] = set()  # these have messages
+        self._changed = False  # queues or groups were created, configured or deleted
+        self._anything = False  # all pops must be woken
+        self._due: float | None = None  # when the earliest delayed message is due
         self._others_until = 0.0  # until then, other brokers count as alive (monotonic)
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -203,12 +204,13 @@ class WaitingPops:
             for name in (group,) if group is not None else tuple(groups):
                 remaining = partitions - (served.get((queue, name), 0) if served else 0)
                 for pop in tuple(groups.get(name, ())):
+                    # It polls, or wants one partition, which may be among these.
                     if not pop.parked or pop.partition is not None:
                         pop.wake(queue)
                     elif remaining > 0 and not pop.claimed:
                         remaining -= 1
                         pop.wake(queue)
-        if announce and time.monotonic() < self._others_until:
+        if announce and not self.alone:
             self._queues.add(queue)
             self._ready.set()
 
@@ -240,6 +242,9 @@ class WaitingPops:
         self._ready.set()
 
     def _heard(self, payload: str | None) -> None:
+        """Wake the pops that a notice names. None: the connection for notices is new, so some may
+        be lost.
+        """
         if payload is None:
             self.on_delayed(0.0)
             self._ready.set()  # announce this broker

@@ -122,8 +122,8 @@ class Delayed:
                 step["queue_names"], step["message_counts"], step["partition_counts"], strict=True
             ):
                 self._pushed.add(messages, queue)
-                shared = self._catalog.shares(queue)
-                self._waiting.wake(queue, messages if shared else partitions)
+                unordered = self._catalog.is_unordered(queue)
+                self._waiting.wake(queue, messages if unordered else partitions)
         return step
 
     def _expect(self, due: float) -> None:

@@ -9,7 +9,7 @@
 --   p_partitions   the one partition to take from. NULL: any, or any for all of them
 --   p_spans        from how many partitions at most. NULL: one, or one for all of them
 --   p_max_bytes    of payload and headers for all pops together, unless the first message alone has more
---   p_hand_over    a push takes for pops that wait: serve what the first statement serves and say nothing of the others
+--   p_hand_off     a push takes for pops that wait: serve what the first statement serves and say nothing of the others
 -- Returns the rows of each pop together (type taken); the last one has its outcome:
 --   ok, empty; busy (the partition is leased, or waits for its time); gone (no such group, or it has no cursor there);
 --   more (there may be something, poll again at once); locked (another call is at it, poll again soon)
@@ -37,7 +37,7 @@ CREATE TYPE taken AS (
 );
 CREATE FUNCTION take(
   p_groups int[], p_batches int[], p_leases uuid[], p_since timestamptz[], p_partitions bigint[], p_spans int[],
-  p_max_bytes bigint, p_hand_over boolean
+  p_max_bytes bigint, p_hand_off boolean
 ) RETURNS SETOF taken LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET max_parallel_workers_per_gather = 0
@@ -49,7 +49,8 @@ DECLARE
   i int; rest int; claims int; tries int; got record; due timestamptz; outcome text;
 BEGIN
   -- The common case, for the pops of all groups at once: ordered partitions whose cursor has nothing but a position, of queues
-  -- without an option that delays or drops messages (the condition of take_shared below is the same). The n-th pop of a group gets the n-th cursor that is due.
+  -- without an option that delays or drops messages (the condition of take_shared below is the same). The n-th pop of a group
+  -- gets the n-th cursor that is due.
   RETURN QUERY
   WITH due AS MATERIALIZED (
     SELECT k.*, q.id AS queue_id, t + make_interval(secs => CASE WHEN q.lease_time > 0 THEN q.lease_time ELSE 60 END) AS expires_at
@@ -87,7 +88,7 @@ BEGIN
          x.producers, x.keys, x.payloads, x.headers, NULL::int[]
     FROM claimed x;
   GET DIAGNOSTICS served = ROW_COUNT;
-  IF served = cardinality(p_groups) OR p_hand_over THEN RETURN; END IF;
+  IF served = cardinality(p_groups) OR p_hand_off THEN RETURN; END IF;
   p_max_bytes := p_max_bytes - p_max_bytes / cardinality(p_groups) * served;
 
   -- Every other pop by itself.
