@@ -49,7 +49,6 @@ class QueueAdmin:
         await self._reconsider(rows[0]["id"])
         self._waiting.changed()
         await self._catalog.ensure([(queue, DEFAULT_PARTITION)])
-        self._waiting.wake(queue, 1000)
         info = await self._catalog.queue(queue)
         # not from the catalog's copy, which may be emptied at any time
         partition = await self._catalog.partition(queue, DEFAULT_PARTITION)
@@ -80,7 +79,6 @@ class QueueAdmin:
             raise NotFound(f"queue '{queue}' does not exist")
         await self._reconsider(rows[0]["id"])
         self._waiting.changed()
-        self._waiting.wake(queue, 1000)
         return options_of(rows[0])
 
     def _columns(self, options: QueueOptions) -> dict[str, Any]:
