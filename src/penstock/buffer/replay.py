@@ -32,7 +32,6 @@ from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
 from penstock.buffer.reader import Window, windows
 from penstock.buffer.storage import BufferStorage
 from penstock.database import Database
-from penstock.database.batching import halving
 from penstock.errors import (
     Busy,
     Damaged,
@@ -226,14 +225,21 @@ class BufferReplay:
 
     async def insert(self, items: list[Item], kind: Kind) -> list[RefusedEvent]:
         """Store the items in order, and return the rejected ones, or raise Unavailable."""
-        outcomes = await halving(
-            items, self._push, REFUSED, lambda item, e: RefusedEvent(item, str(e))
-        )
-        refusals = [refusal for refusal in outcomes if refusal]
+        refusals = [refusal for refusal in await self._halve(items) if refusal]
         flushed = len(items) - len(refusals)
         self.flushed.add(flushed, kind)
         self._recent.append((time.monotonic(), flushed))
         return refusals
+
+    async def _halve(self, items: list[Item]) -> list[RefusedEvent | None]:
+        """Push the items, in halves if they are refused together."""
+        try:
+            return await self._push(items)
+        except REFUSED as error:
+            if len(items) == 1:
+                return [RefusedEvent(items[0], str(error))]
+        middle = len(items) // 2
+        return await self._halve(items[:middle]) + await self._halve(items[middle:])
 
     async def _push(self, items: list[Item]) -> list[RefusedEvent | None]:
         try:

@@ -187,20 +187,3 @@ class Batcher(Generic[T, R]):
                 self._give_back(outcome)
             else:
                 future.set_result(outcome)
-
-
-async def halving(
-    batch: list[T],
-    send: Callable[[list[T]], Awaitable[list[R]]],
-    refused: tuple[type[Exception], ...],
-    alone: Callable[[T, Exception], R],
-) -> list[R]:
-    """Return the outcomes of `send`; `alone(item, error)` for an item that was refused alone."""
-    try:
-        return await send(batch)
-    except refused as error:
-        if len(batch) == 1:
-            return [alone(batch[0], error)]
-    middle = len(batch) // 2
-    first = await halving(batch[:middle], send, refused, alone)
-    return first + await halving(batch[middle:], send, refused, alone)
