@@ -91,7 +91,7 @@ class Buffer:
         self.backlog = BufferBacklog()
         self.failed = FailedEvents(self._storage)
         self._ownership = BufferOwnership(self._storage, self.failed)
-        self.maintenance = Maintenance(database, directory, fs, self._maintenance_changed)
+        self.maintenance = Maintenance(database, directory, fs, metrics, self._maintenance_changed)
         self.admission = Admission()
         self.replay = BufferReplay(
             queues,
