@@ -250,7 +250,7 @@ class Exports:
             del self._routes[name]
             await route.stop()
             await self._context.in_pool(self._context.fs.remove_tree, self.directory / name)
-            self._metrics.forget(name)
+            self._context.metrics.forget("route", name)
 
 
 def _refuse_loss(route: ExportRoute) -> None:

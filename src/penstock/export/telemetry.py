@@ -111,11 +111,6 @@ class ExportMetrics:
     def of(self, route: str) -> "RouteMetrics":
         return RouteMetrics(self._counters, route)
 
-    def forget(self, route: str) -> None:
-        """Remove the counters of a route; a new one of its name counts from 0."""
-        for counter in self._counters.values():
-            counter.forget(route)
-
 
 class RouteMetrics:
     """One route's counters."""

@@ -121,7 +121,9 @@ class TopicStore:
         )
         self.scrub = Scrub(self.context, directory / PRIVATE, self, self._scrub_shared, metrics)
         self._running = False
-        self._deletions: list[Callable[[AnyLog], None]] = []
+        self._deletions: list[Callable[[AnyLog], None]] = [
+            lambda topic: metrics.forget("topic", topic.name)
+        ]
         metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._partitions))
         metrics.gauge(
             "penstock_topics_unreadable",
