@@ -26,8 +26,7 @@ from penstock.errors import (
     StorageFailed,
     Unavailable,
 )
-from penstock.export.clock import Clock
-from penstock.export.context import RouteContext
+from penstock.export.context import Clock, RouteContext
 from penstock.export.inspection import examine, first_records, waiting_records
 from penstock.export.routes import ExportRoute
 from penstock.export.routestate import read_state

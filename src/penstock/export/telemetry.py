@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from penstock.export.clock import Clock
+from penstock.export.context import Clock
 from penstock.metrics import Counter, Metrics
 
 # The gauges of a route: name (without prefix) to value, or to values by label.
