@@ -182,6 +182,22 @@ def test_the_example_of_the_module_takes_and_settles_from_several_queues(
     line.close()
 
 
+def test_acknowledgements_are_sent_after_a_bug_while_others_were_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answer = b'{"success":true,"messages":[%b]}'
+    message = b'{"id":"%d","transactionId":"t","partition":"p","partitionId":"p","leaseId":"l%d","createdAt":"2026-01-31T12:00:00Z"}'
+    with server(OK) as (url, requests):
+        settler = Settler(BlockingBrokers([url]))
+        bodies = [answer % (message % (number, number)) for number in (1, 2)]
+        first, second = (settler.take(HttpAnswer(200, {}, one)).messages[0] for one in bodies)
+        settler.settle(first, "completed", object())  # cannot be encoded
+        until(lambda: "acknowledgements or renewals failed" in caplog.text, 60, "the bug is logged")
+        settler.settle(second, "completed")
+        settler.close(30.0)
+        assert len(requests) == 1
+
+
 def test_a_renewal_that_no_broker_took_is_repeated_as_soon_as_one_answers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

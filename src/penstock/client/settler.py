@@ -22,7 +22,7 @@ import msgspec
 from penstock.client.blocking import BlockingBrokers, Line
 from penstock.client.brokers import understood
 from penstock.client.messages import Popped, Received
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Unavailable
 from penstock.net.http import HttpAnswer
 from penstock.protocol.queue_options import LARGEST
 
@@ -152,8 +152,8 @@ class Settler:
                     self._changed.wait_for(lambda: self._closed, PAUSE_SECONDS)
                     if self._closed:
                         break
-            except PenstockError:
-                log.exception("the broker refused acknowledgements or renewals")
+            except Exception:  # refused, or a bug, which must not stop the thread for good
+                log.exception("acknowledgements or renewals failed")
             else:
                 self._stuck = False
             finally:
