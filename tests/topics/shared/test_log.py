@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -18,7 +19,7 @@ from penstock.protocol.kafka_batch import (
     split_batches,
 )
 from penstock.queues.schema import SCHEMA
-from penstock.topics.shared.calls import APPEND, AppendAnswer, AppendCall
+from penstock.topics.shared.appends import APPEND, AppendCall
 from penstock.topics.shared.catalog import NOTIFY_SECONDS, SharedTopics
 from penstock.topics.shared.log import SharedLog
 from tests.support.kafka_wire import encode_batch
@@ -252,17 +253,17 @@ async def test_a_call_whose_answer_was_lost_is_answered_the_same_again(
 ) -> None:
     """The connection is cut after the commit: a plain append is not stored twice."""
     log = await pair[0].create("orders", 1)
-    calls, cut = pair[0].calls, list[AppendCall]()
-    append = calls.append
+    database, cut = pair[0].database, list[tuple[Any, ...]]()
+    fetch = database.fetch
 
-    async def lose_first(call: AppendCall) -> AppendAnswer:
-        answer = await append(call)
-        if not cut:
-            cut.append(call)
+    async def lose_first(sql: str, *args: Any) -> list[asyncpg.Record]:
+        rows = await fetch(sql, *args)
+        if sql == APPEND and not cut:
+            cut.append(args)
             raise ConnectionLost("the answer was lost")
-        return answer
+        return rows
 
-    calls.append = lose_first  # type: ignore[method-assign]
+    database.fetch = lose_first  # type: ignore[method-assign]
     appended = await log.append([b"once"])
     assert appended.first_offset == 0
     assert await values(log) == [b"once"]
@@ -287,8 +288,8 @@ async def test_a_call_that_arrives_behind_its_skipped_repetition_appends_nothing
     try:
         async with holder.transaction():
             await holder.execute("SELECT 1 FROM penstock.shared_logs FOR UPDATE")
-            answer = await broker.calls.append(first._replace(again=True))
-            assert answer.statuses == ["skipped"]
+            [answer] = await broker.database.fetch(APPEND, *first._replace(again=True))
+            assert answer["statuses"] == ["skipped"]
         await holder.execute(f"SET search_path TO {SCHEMA.search_path('penstock')}")
         with pytest.raises(asyncpg.UniqueViolationError):
             await holder.fetch(APPEND, *first)
