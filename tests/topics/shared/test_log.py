@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -10,8 +11,13 @@ import asyncpg
 import numpy as np
 import pytest
 
-from penstock.errors import ConnectionLost, InvalidOffset, NotFound
+from penstock.config.schema import DatabaseSettings, TopicsSettings
+from penstock.database import Database
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.errors import ConnectionLost, InvalidOffset, NotFound, Unavailable
+from penstock.log.context import Instruments
 from penstock.log.producers import OutOfOrder, Producer, ProducerFenced
+from penstock.metrics import Metrics
 from penstock.protocol.kafka_batch import (
     BatchHead,
     NewRecord,
@@ -22,6 +28,7 @@ from penstock.queues.schema import SCHEMA
 from penstock.topics.shared.appends import APPEND, AppendCall
 from penstock.topics.shared.catalog import NOTIFY_SECONDS, SharedTopics
 from penstock.topics.shared.log import SharedLog
+from tests.conftest import create_database
 from tests.support.kafka_wire import encode_batch
 from tests.support.wait import eventually
 from tests.topics.shared.conftest import shared_topics
@@ -334,6 +341,40 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(pair: Pai
     found = await eventually(lambda: pair[0].find("orders"))
     assert found.incarnation == made.incarnation != here.incarnation
     assert await values(found) == [b"new"]
+
+
+async def test_a_start_without_the_database_serves_the_topics_of_the_file_until_it_answers(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """The database may be another one by then, with other topics under the same numbers."""
+    first = await create_database(postgres, migrated=True)
+    second = await create_database(postgres, migrated=True)
+    saved = tmp_path / "shared-topics"
+    async with shared_topics(first, saved=saved) as topics:
+        await (await topics.create("orders", 2)).append([b"a"])
+    async with shared_topics(second) as topics:
+        await (await topics.create("payments", 1)).append([b"b"])
+    metrics = Metrics()
+    database = Database(DatabaseSettings(url=second), tmp_path, metrics, SCHEMA)
+    topics = SharedTopics(database, TopicsSettings(), Instruments(metrics), metrics, saved=saved)
+    await topics.start()
+    try:
+        log = await topics.find("orders")
+        assert log is not None
+        assert (log.next_offset, topics.partitions("orders")) == (1, 2)
+        with pytest.raises(Unavailable):
+            await log.read_through(lambda: log.read(0))
+        await database.start()
+        await topics.read_catalog()
+        assert topics.names() == ["payments"]
+        with pytest.raises(NotFound):
+            await log.append([b"c"])
+        there = await topics.find("payments")
+        assert there is not None
+        assert await values(there) == [b"b"]
+    finally:
+        await topics.stop()
+        await database.stop()
 
 
 async def test_times_find_offsets_across_batches(pair: Pair) -> None:

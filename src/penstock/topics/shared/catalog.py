@@ -349,7 +349,7 @@ class SharedTopics:
 
     async def read_catalog(self) -> None:
         """Read the catalog."""
-        existing = set(self._by_id)
+        existing = list(self._by_id.values())  # one that is created meanwhile may be in no row
         [server] = await self.database.read(SERVER)
         self._clock_offset = server["now"].timestamp() - self._clock()
         self._check_timeline(server["timeline"])
@@ -357,14 +357,12 @@ class SharedTopics:
         if self._rewind:
             self._clear_caches()
         rewind, self._rewind = self._rewind, False
-        self._add(rows, rewind=rewind)
-        stored = {row["id"] for row in rows}
-        for log_id in existing - stored:
-            shared = self._by_id.get(log_id)
-            if shared is not None and shared.topic in self._partitions:
+        stored = {(row["id"], row["incarnation"]) for row in rows}
+        for shared in existing:
+            gone = (shared.log_id, shared.incarnation) not in stored
+            if gone and self._logs.get(shared.name) is shared:
                 self._drop(shared.topic)
-                if any(row["topic"] == shared.topic for row in rows):
-                    self._add([row for row in rows if row["topic"] == shared.topic])
+        self._add(rows, rewind=rewind)
         self._loaded.set()
         await self._save()
 
