@@ -97,6 +97,21 @@ async def test_a_reader_on_another_broker_is_woken(pair: Pair) -> None:
     assert there.read(0).payloads() == [b"hello"]  # and what woke it is in memory
 
 
+async def test_records_that_only_the_catalog_tells_of_are_in_memory_when_they_wake_a_reader(
+    pair: Pair,
+) -> None:
+    """The broker that appended them was killed before its notice."""
+    here = await pair[0].create("orders", 1)
+    there = await other(pair)
+    waiting = asyncio.create_task(there.wait_for(0, SECONDS))
+    batch = encode_batch([NewRecord(b"hello")], 0)
+    call = AppendCall(uuid4(), False, False, [here.log_id], [0], [1], [0], [batch])
+    await pair[0].database.fetch(APPEND, *call)
+    await pair[1].read_catalog()
+    assert await waiting
+    assert there.read(0).payloads() == [b"hello"]
+
+
 async def test_notices_are_coalesced_and_not_part_of_an_append(
     broker: SharedTopics, database_url: str
 ) -> None:

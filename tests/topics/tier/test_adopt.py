@@ -14,7 +14,7 @@ import pytest
 from penstock.client import Client
 from penstock.object_store import ObjectStore
 from penstock.topics.tier import tier as tier_module
-from penstock.topics.tier.state import STATE, TierState
+from penstock.topics.tier.owner import STATE, TierState
 from penstock.topics.topic import Topic
 from tests.export.making import exports
 from tests.support.served import serving

@@ -308,7 +308,7 @@ class SharedTopics:
                 existing.first_offset = max(existing.first_offset, row["first_offset"])
                 if rewind:
                     existing.next_offset = row["next_offset"]
-                existing.advance(row["next_offset"])
+                self._advance(existing, row["next_offset"])
                 continue
             shared = SharedLog(row, self.context)
             before = self._logs.get(shared.name)

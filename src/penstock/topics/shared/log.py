@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from penstock.log.tier.manifest import TierManifest
 from penstock.protocol.kafka_batch import BatchHead, assigned, batches_in
 from penstock.protocol.names import partition_label
 from penstock.topics.shared.appends import Flusher, SharedAppends
-from penstock.topics.shared.chunks import Chunk, ChunkCache, SharedObjects, read_row
+from penstock.topics.shared.chunks import Chunk, ChunkCache, Row, SharedObjects, read_row
 from penstock.topics.subscriptions import Subscriptions
 
 T = TypeVar("T")
@@ -42,25 +42,14 @@ MAX_LOADS = 64  # of one read, which may need several logs
 
 READ = "SELECT * FROM shared_read($1, $2, $3)"
 USAGE = """
-  SELECT count(*) FILTER (WHERE object IS NULL),
-         coalesce(sum(size) FILTER (WHERE object IS NULL), 0)::bigint,
+  SELECT count(*) FILTER (WHERE object IS NULL) AS head_rows,
+         coalesce(sum(size) FILTER (WHERE object IS NULL), 0)::bigint AS head_bytes,
          coalesce(extract(epoch FROM clock_timestamp()
-                          - min(appended_at) FILTER (WHERE object IS NULL)), 0)::float8,
-         count(object),
-         coalesce(sum(size) FILTER (WHERE object IS NOT NULL), 0)::bigint,
-         max(last_offset) FILTER (WHERE object IS NOT NULL) + 1
+                          - min(appended_at) FILTER (WHERE object IS NULL)), 0)::float8 AS head_age,
+         count(object) AS tiered_ranges,
+         coalesce(sum(size) FILTER (WHERE object IS NOT NULL), 0)::bigint AS tiered_bytes,
+         max(last_offset) FILTER (WHERE object IS NOT NULL) + 1 AS tiered_until
     FROM shared_batches WHERE log_id = $1"""
-
-
-class SharedUsage(NamedTuple):
-    """Where the batches of a log are, and their bytes."""
-
-    head_rows: int  # batches in the database
-    head_bytes: int
-    head_age: float  # seconds since the oldest of them was appended
-    tiered_ranges: int  # rows that are coordinates of a range in object storage
-    tiered_bytes: int
-    tiered_until: int | None  # the offset after the last such range
 
 
 @dataclass(slots=True, kw_only=True)
@@ -354,11 +343,13 @@ class SharedLog(AppendsThrough):
             "SELECT * FROM shared_gaps WHERE log_id = $1 ORDER BY gap_start", self.log_id
         )
 
-    async def measure(self) -> SharedUsage:
-        """Read the size, and what failovers lost. Only people ask for these."""
+    async def measure(self) -> Row:
+        """Read the size, and what failovers lost. Only people ask for these. Return the row of
+        `USAGE`.
+        """
         await self.refresh()
-        usage = SharedUsage(*(await self._context.database.browse(USAGE, self.log_id))[0])
-        self.size_bytes = usage.head_bytes + usage.tiered_bytes
+        [usage] = await self._context.database.browse(USAGE, self.log_id)
+        self.size_bytes = usage["head_bytes"] + usage["tiered_bytes"]
         self.damage = [
             {
                 "outcome": "lost",
