@@ -197,7 +197,7 @@ class Groups:
     def is_leased(self, group: str) -> bool:
         """Return whether members of the group hold leases."""
         self._expire()
-        return any(one.leases for one in self._cursors.values() if one.group == group)
+        return any(cursor.group == group for cursor in self._leases.values())
 
     def lag(self, group: str, topic: str) -> int:
         """Return the number of records from the group's committed offset on; all if it has none."""

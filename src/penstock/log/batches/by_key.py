@@ -6,6 +6,7 @@ tombstone is kept for `TOMBSTONE_SECONDS` after its time, so that readers see it
 
 from hashlib import blake2b
 
+from penstock.errors import Damaged
 from penstock.io.fs import Bytes
 from penstock.log.batches.decode import Decoder, records_of
 from penstock.protocol.kafka_batch import (
@@ -82,8 +83,12 @@ def _digest(key: bytes) -> bytes:
 
 
 def _records(head: BatchHead, data: Bytes) -> list[KafkaRecord]:
+    """Return the records of an intact batch; none if a client sent what cannot be decoded."""
     if head.attributes & CONTROL:
         return []
     decoder = Decoder()
-    decoder.add(data, head)
+    try:
+        decoder.add(data, head)
+    except Damaged:
+        return []
     return records_of(decoder.columns(), slice(None), whole=True)
