@@ -433,21 +433,17 @@ def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int]
 
 def decode_batch(data: Bytes, at: int = 0) -> list[KafkaRecord]:
     """Return the records of the batch at this position, without our own header."""
-    return list(_decode(data, at))
-
-
-def _decode(data: Bytes, at: int) -> Iterator[KafkaRecord]:
     head = BatchHead.parse(data, at)
-    if head.attributes & CONTROL:
-        return
     records = records_bytes(data, head, at)
     fields = find_fields(records, head.records)
     appended = head.max_timestamp if head.attributes & LOG_APPEND_TIME else None
-    for offset, time, key, key_length, value, value_length, headers in zip(*fields, strict=True):
-        yield KafkaRecord(
+    return [
+        KafkaRecord(
             head.base_offset + offset,
             head.base_timestamp + time if appended is None else appended,
             bytes(records[key : key + key_length]) if key_length >= 0 else None,
             bytes(records[value : value + value_length]) if value_length >= 0 else None,
             without_ours(read_headers(records, headers)) if records[headers] else (),
         )
+        for offset, time, key, key_length, value, value_length, headers in zip(*fields, strict=True)
+    ]

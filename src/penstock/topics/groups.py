@@ -29,8 +29,8 @@ from penstock.io.tasks import in_pool
 from penstock.log.tier.cache import NotCached
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.kafka_assignment import assigned_partitions
 from penstock.protocol.names import check_name, split_label
+from penstock.protocol.partitions import assigned_partitions
 from penstock.topics.assigned_groups import AssignedGroups
 from penstock.topics.group_history import GroupHistory
 from penstock.topics.offsets_journal import CommittedOffset, OffsetsJournal

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import Damaged
 from penstock.log.format import InvalidRecord
 from penstock.protocol.kafka_batch import NewRecord, decode_batch, encode_head, split_batches
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.requests import APIS
 from tests.support.kafka_wire import KafkaWire, encode_batch, plain_batch, request_bytes
 from tests.support.served import serving
 from tests.support.wait import eventually

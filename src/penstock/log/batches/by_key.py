@@ -11,7 +11,6 @@ from penstock.io.fs import Bytes
 from penstock.log.batches.decode import Decoder, records_of
 from penstock.protocol.kafka_batch import (
     CODEC_MASK,
-    CONTROL,
     BatchHead,
     KafkaRecord,
     NewRecord,
@@ -84,8 +83,6 @@ def _digest(key: bytes) -> bytes:
 
 def _records(head: BatchHead, data: Bytes) -> list[KafkaRecord]:
     """Return the records of an intact batch; none if a client sent what cannot be decoded."""
-    if head.attributes & CONTROL:
-        return []
     decoder = Decoder()
     try:
         decoder.add(data, head)

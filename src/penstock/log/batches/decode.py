@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.errors import Damaged
 from penstock.protocol.kafka_batch import (
-    CONTROL,
     LOG_APPEND_TIME,
     MAX_VARINT_BITS,
     BatchHead,
@@ -121,7 +120,7 @@ def decode_batches(data: bytes, start: int, end: int = 1 << 62) -> Columns:
     """Return the records of the batches that have offsets in [start, end)."""
     decoder = Decoder()
     for at, head in batches_in(data):
-        if head.next_offset > start and head.base_offset < end and not head.attributes & CONTROL:
+        if head.next_offset > start and head.base_offset < end:
             decoder.add(data, head, at)
     return decoder.columns()
 

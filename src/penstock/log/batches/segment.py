@@ -23,12 +23,7 @@ from penstock.log.batches.index import ROW, TRAILER_SIZE, SparseIndex
 from penstock.log.batches.walk import next_whole, shape_at
 from penstock.log.layout import DATA, HEADER_SIZE, INDEX
 from penstock.log.segment import Batch, Raw, Segment, Write, empty_batch
-from penstock.protocol.kafka_batch import (
-    CONTROL,
-    HEAD_SIZE,
-    BatchHead,
-    is_whole,
-)
+from penstock.protocol.kafka_batch import HEAD_SIZE, BatchHead, is_whole
 
 KINDS = (INDEX, DATA)
 WINDOW_BYTES = 64 << 10  # per read while headers are walked
@@ -226,8 +221,7 @@ class BatchSegment(Segment):
                         f"{batch.first} to {batch.end - 1}) does not match its checksum",
                         batch.end,
                     )
-                if not head.attributes & CONTROL:
-                    decoder.add(data, head, at)
+                decoder.add(data, head, at)
             except Damaged:
                 if batch is not batches[0]:
                     break

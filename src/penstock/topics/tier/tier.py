@@ -22,8 +22,7 @@ from penstock.io.tasks import P, T, cancelled, in_pool, supervised
 from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, log_path, parse_checked
 from penstock.log.segment import Segment
-from penstock.log.tier.blocks import BlocksOnDisk
-from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.cache import BlockCache, BlocksOnDisk
 from penstock.log.tier.manifest import StoredSegment, TierManifest, manifest_name
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore, RequestLimits
