@@ -9,23 +9,24 @@ from penstock.contract.consumers import Consumers, ConsumersReport, Reported
 from penstock.contract.messages import ScheduledMessages
 from penstock.contract.queries import ConsumersQuery, ScheduledQuery
 from penstock.contract.schedules import Schedule, ScheduleList
+from penstock.monitor.inspection import Inspection
 from penstock.queues.background.presence import Presence
 from penstock.queues.engine import Queues
 from penstock.wire.http.api.analytics import AnalyticsApi
 from penstock.wire.http.api.configure import ConfigureApi
-from penstock.wire.http.api.deadletters import DeadLettersApi
+from penstock.wire.http.api.dead_letters import DeadLettersApi
 from penstock.wire.http.api.deliveries import DeliveriesApi
 from penstock.wire.http.api.groups import GroupsApi
+from penstock.wire.http.api.messages import MessagesApi
 from penstock.wire.http.api.pushes import PushesApi
 from penstock.wire.http.api.sinks import SinksApi
-from penstock.wire.http.api.stored import StoredApi
 from penstock.wire.http.api.transactions import TransactionsApi
 from penstock.wire.http.routes import Api, HttpRoute, calling, routes_of
 from penstock.wire.queen.cluster import ClusterApi
 from penstock.wire.queen.groups import QueenGroupsApi
+from penstock.wire.queen.messages import QueenMessagesApi
 from penstock.wire.queen.queues import QueenQueuesApi
 from penstock.wire.queen.streams import StreamsApi
-from penstock.wire.queen.traces import TracesApi
 
 
 def queue_routes(broker: Broker) -> list[HttpRoute]:
@@ -40,8 +41,8 @@ def queue_routes(broker: Broker) -> list[HttpRoute]:
         GroupsApi(queues),
         QueenGroupsApi(queues),
         DeadLettersApi(queues),
-        StoredApi(queues),
-        TracesApi(queues),
+        MessagesApi(queues),
+        QueenMessagesApi(queues),
         AnalyticsApi(queues),
         ClusterApi(queues, presence),
         SinksApi(queues.sinks, buffer, queues.settings.max_items),
@@ -52,6 +53,7 @@ def queue_routes(broker: Broker) -> list[HttpRoute]:
 def _direct_routes(queues: Queues, presence: Presence) -> list[HttpRoute]:
     """Return the routes of operations that one call of the engine answers."""
     scheduled, schedules, messages = queues.scheduled, queues.schedules, queues.messages
+    inspection = Inspection(queues)
 
     async def list_scheduled(args: ScheduledQuery) -> ScheduledMessages:
         queue, partition = args.queue or None, args.partition or None
@@ -79,6 +81,11 @@ def _direct_routes(queues: Queues, presence: Presence) -> list[HttpRoute]:
         calling(operations.LIST_CONSUMERS, list_consumers),
         calling(operations.REPORT_CONSUMERS, report_consumers),
         calling(operations.GET_MESSAGE, messages.detail),
+        calling(operations.GET_LIFELINE, inspection.lifeline),
+        calling(operations.SEARCH_MESSAGES, inspection.search),
+        calling(operations.LIST_ERRORS, inspection.errors),
+        calling(operations.GET_HISTORY, inspection.history),
+        calling(operations.LIST_QUEUE_PARTITIONS, inspection.partitions),
         calling(operations.LIST_SCHEDULED, list_scheduled),
         calling(operations.GET_SCHEDULED, scheduled.detail),
         calling(operations.CANCEL_SCHEDULED, scheduled.cancel),
