@@ -1,10 +1,11 @@
-"""Messages in Queen MQ's API: their traces, with names in snake_case, and burying one."""
+"""Messages in Queen MQ's API: acknowledge one, bury one, and traces, with names in snake_case."""
 
 from typing import ClassVar
 
 import msgspec
 
 from penstock.contract import operations
+from penstock.contract.deliveries import Acked, AckItem, json_name
 from penstock.contract.messages import MessageBuried, TraceAdded, TraceBody
 from penstock.contract.operation import Audited
 from penstock.contract.queries import GroupQuery, Limit, Paged
@@ -12,6 +13,9 @@ from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.traces import Trace
 from penstock.queues.engine import Queues
+from penstock.wire.http.api.deliveries import ack_answers
+from penstock.wire.http.decoding import body_decoder
+from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route, serves
 from penstock.wire.queen.shapes import Json, page, shape
 
@@ -23,11 +27,23 @@ _about = shape(
 )
 
 
+class AckBody(AckItem, rename=json_name):
+    consumer_group: str | None = None
+
+    texts: ClassVar = {
+        "transactionId": "transactionId is required",
+        "partitionId": "partitionId is required to ensure message uniqueness",
+    }
+
+
 class BuryBody(msgspec.Struct, rename="camel"):
     consumer_group: str | None = None
     error: str | None = None
 
     texts: ClassVar[dict[str, str]] = {}
+
+
+read_ack = body_decoder(AckBody, refuse_misspelled=True)
 
 
 class TracesQuery(Paged, frozen=True):
@@ -46,8 +62,16 @@ class QueenMessagesApi:
     tag = "queen"
 
     def __init__(self, queues: Queues) -> None:
+        self._queues = queues
         self._messages = queues.messages
         self._traces = queues.traces
+
+    @route("POST", "/api/v1/ack", body=AckBody, answer=list[Acked])
+    async def ack(self, request: Request) -> Response:
+        """Acknowledge one message: completed, failed, retry or dlq."""
+        body = read_ack(request.body)
+        ack = body.complete(body.consumer_group or QUEUE_MODE, request.who)
+        return json_response(ack_answers(await self._queues.ack([ack])))
 
     @route(
         "POST",
