@@ -6,12 +6,20 @@ Operations of Queen MQ's API that Penstock itself does not use are in `penstock.
 from types import NoneType
 
 from penstock.contract import deliveries, inspection, queries, topics
-from penstock.contract.analytics import Minutes, MinutesQuery
-from penstock.contract.broker import PROMETHEUS, Alive, BrokerReady, BrokerStatus, ReadyQuery
-from penstock.contract.buffers import BufferStatus, MaintenanceModes
+from penstock.contract.broker import (
+    PROMETHEUS,
+    Alive,
+    AuditPage,
+    BrokerReady,
+    BrokerStatus,
+    BufferStatus,
+    MaintenanceModes,
+    ReadyQuery,
+)
 from penstock.contract.consumers import Consumers, ConsumersReport, Reported
-from penstock.contract.dead_letters import DeadLetters, Purged, Requeued
+from penstock.contract.dead_letters import BackgroundTask, DeadLetters, Purged, Requeued, TaskList
 from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
+from penstock.contract.inspection import Minutes, MinutesQuery
 from penstock.contract.messages import (
     MessageDeleted,
     MessageRetried,
@@ -50,7 +58,6 @@ from penstock.contract.routes import (
     WaitingRecords,
 )
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
-from penstock.contract.tasks import AuditPage, BackgroundTask, TaskList
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role

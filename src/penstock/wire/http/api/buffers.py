@@ -2,7 +2,7 @@
 
 from penstock.buffer import Buffer
 from penstock.contract import operations
-from penstock.contract.buffers import BufferStatus, MaintenanceModes
+from penstock.contract.broker import BufferStatus, MaintenanceModes
 from penstock.contract.deliveries import Pushed
 from penstock.contract.operation import Audited
 from penstock.wire.auth import Role

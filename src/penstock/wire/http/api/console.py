@@ -19,8 +19,8 @@ from penstock.contract.queues import Queue, QueueDetails, QueuePage
 from penstock.errors import InvalidRequest, NotFound
 from penstock.io.tasks import slices
 from penstock.monitor import Sampler
+from penstock.monitor.figures import WatchedQueue
 from penstock.monitor.search import FoundThing, Search
-from penstock.monitor.watched import WatchedQueue
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse
 from penstock.wire.http.routes import HttpRoute, route, serves

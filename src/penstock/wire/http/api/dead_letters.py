@@ -5,12 +5,18 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.contract import operations
-from penstock.contract.dead_letters import DeadLetterMessage, DeadLetters, Purged, Requeued
+from penstock.contract.dead_letters import (
+    BackgroundTask,
+    DeadLetterMessage,
+    DeadLetters,
+    Purged,
+    Requeued,
+    TaskKind,
+)
 from penstock.contract.inspection import ListedLetter
 from penstock.contract.noun import Pagination, of
 from penstock.contract.operation import Audited
 from penstock.contract.queries import DeadLetterPageQuery, DeadLetterQuery
-from penstock.contract.tasks import BackgroundTask, TaskKind
 from penstock.errors import InvalidRequest, NotFound
 from penstock.monitor.audit import Audit
 from penstock.monitor.inspection import preview_of

@@ -33,7 +33,7 @@ from penstock.contract.topics import (
     TopicsQuery,
 )
 from penstock.errors import InvalidRequest, NotFound, TooLarge
-from penstock.monitor.topic_rates import TopicRates
+from penstock.monitor.figures import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import partition_label
 from penstock.protocol.records import payload_bytes
