@@ -86,7 +86,7 @@ GET_QUEUE = _queues.get(
 LIST_QUEUE_PARTITIONS = _queues.get(
     "/{queue}/partitions",
     QueuePartitions,
-    "List a queue's partitions with their lag for a group, largest lag first",
+    "List a queue's partitions as a group sees them, those with the most waiting messages first",
     query=queries.QueuePartitionsQuery,
 )
 GET_QUEUE_OPTIONS = _queues.get(

@@ -53,9 +53,9 @@ class WatchedQueue(msgspec.Struct):
 def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> list[dict[str, Any]]:
     """Return a row for the queues and one for the routes.
 
-    Queues: accepted = completed + dead + dropped + waiting + skipped. `skipped` is computed from
-    the other figures, so the sum proves something only if it is 0; otherwise `agrees` is None.
-    Routes: accepted = delivered + dead + dropped + waiting.
+    Queues: accepted = completed + dead letters + dropped + waiting + skipped. `skipped` is computed
+    from the other figures, so the sum proves something only if it is 0; otherwise `agrees` is None.
+    Routes: accepted = delivered + dead letters + dropped + waiting.
     """
     pairs = [(queue, group) for queue in queues for group in queue.groups]
     rows = []
@@ -65,7 +65,7 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
             "part": "queues",
             "accepted": sum(queue.figures.pushed for queue, _ in pairs),
             "completed": sum(group.completed for group in groups),
-            "dead": sum(group.dead_letters for group in groups),
+            "deadLetters": sum(group.dead_letters for group in groups),
             "dropped": sum(group.dropped for group in groups),
             "waiting": sum(group.waiting for group in groups),
             "skipped": sum(group.skipped for group in groups),
@@ -77,11 +77,11 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
             "part": "routes",
             "accepted": sum(book.accepted for book in books),
             "delivered": sum(book.delivered for book in books),
-            "dead": sum(book.dead_lettered for book in books),
+            "deadLetters": sum(book.dead_lettered for book in books),
             "dropped": sum(sum(book.dropped.values()) for book in books),
             "waiting": sum(book.queued for book in books),
         }
-        parts = ("delivered", "dead", "dropped", "waiting")
+        parts = ("delivered", "deadLetters", "dropped", "waiting")
         rows.append(row | {"agrees": row["accepted"] == sum(row[part] for part in parts)})
     return rows
 

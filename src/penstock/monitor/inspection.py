@@ -47,7 +47,7 @@ BY_TRANSACTION, LETTERS = sql("by_transaction"), sql("dead_letter_groups")
 HISTORY = """
 SELECT floor(extract(epoch FROM minute) / $3)::bigint AS bucket, sum(pushed)::bigint AS pushed,
        sum(done - dead - dropped)::bigint AS completed, sum(failed)::bigint AS failed,
-       sum(dead)::bigint AS dead
+       sum(dead)::bigint AS "deadLetters"
   FROM history
  WHERE minute >= to_timestamp($1) AND minute < to_timestamp($2)
    AND ($4::text IS NULL
@@ -97,9 +97,8 @@ class Inspection:
             struct_of(
                 QueuePartition,
                 row,
-                waiting=row["lag"],
                 id=self._catalog.partition_uuid(row["id"]),
-                oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
+                oldest=_age(row["oldest"], row["now"]) if row["waiting"] else None,
                 newest=_age(row["newest"], row["now"]),
                 lease=str(row["lease_id"]) if row["leased"] else None,
                 lease_ends_at=_millis(row["next_expiry"]) if row["leased"] else None,
@@ -229,7 +228,7 @@ class Inspection:
             [bucket * step * 1000.0 for bucket in buckets],
             {
                 name: [rate(bucket, name) for bucket in buckets]
-                for name in ("pushed", "completed", "failed", "dead")
+                for name in ("pushed", "completed", "failed", "deadLetters")
             },
         )
 

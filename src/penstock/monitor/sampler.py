@@ -383,8 +383,8 @@ class Sampler:
             {
                 "queue": queue.figures.name,
                 "group": group.name,
-                "lag": group.waiting,
-                "seconds": group.lag_seconds,
+                "waiting": group.waiting,
+                "lagSeconds": group.lag_seconds,
             }
             for queue, group in worst
         ]

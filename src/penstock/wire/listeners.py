@@ -28,7 +28,6 @@ from penstock.wire.addresses import TITLES, listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
 from penstock.wire.framed_server import FramedServer
-from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
 from penstock.wire.http.api.dead_letters import TasksApi
 from penstock.wire.http.api.export import ExportApi
@@ -284,7 +283,6 @@ class Listeners:
         assert self._state is not None
         system = SystemApi(broker, self._state, lambda: self.addresses, workers)
         apis: list[Api] = [
-            BuffersApi(broker.buffer),
             MaintenanceApi(broker.buffer),
             self._console,
             self._tasks,
