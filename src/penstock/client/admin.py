@@ -12,6 +12,7 @@ from penstock.contract.dead_letters import DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
 from penstock.contract.messages import ScheduledMessages
 from penstock.contract.queues import Queue, QueueDetails, QueuePartition
+from penstock.contract.topics import TopicMove
 from penstock.errors import Conflict
 
 QUEUES_PER_PAGE = 10_000
@@ -76,12 +77,12 @@ class AdminClient:
         """Turn a local topic into a shared one, and return when it is. Offsets and groups are kept.
         Raises `Conflict` if that is not possible.
         """
-        move = await self._brokers.call(operations.MOVE_TOPIC, topic)
-        while move.state != "shared":
+        move: TopicMove | None = await self._brokers.call(operations.MOVE_TOPIC, topic)
+        while move is not None and move.state != "shared":
             if move.state == "failed":
                 raise Conflict(f"topic {topic!r} was not moved: {move.problem}")
             await asyncio.sleep(MOVE_SECONDS)
-            move = await self._brokers.call(operations.GET_TOPIC_MOVE, topic)
+            move = (await self._brokers.call(operations.GET_TOPIC, topic)).move
 
     async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""
