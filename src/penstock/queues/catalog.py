@@ -7,8 +7,9 @@ queue of a million partitions needs no more memory. Other partitions are read in
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
@@ -21,12 +22,23 @@ MAX_REMEMBERED = 100_000  # of each kind; beyond it we start over
 COUNTED_PER_SECOND = 20_000
 K = TypeVar("K")
 V = TypeVar("V")
+PartitionName = tuple[str, str]  # queue, partition
+
+
+class Location(NamedTuple):
+    """Where a push stores the messages of a partition."""
+
+    partition: int
+    encrypted: bool  # its queue asks for encryption
+
+
+Locations = Mapping[PartitionName, Location]
 
 
 class QueueCatalog:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.partitions: dict[tuple[str, str], int] = {}
+        self.partitions: dict[PartitionName, int] = {}
         # (queue, group, partition or 0) -> group id
         self.groups: dict[tuple[str, str, int], int] = {}
         self.queues: dict[str, QueueInfo] = {}  # as far as they are remembered
@@ -117,7 +129,25 @@ class QueueCatalog:
         )
         return [info_of(row) for row in rows]
 
-    async def ensure(self, wanted: list[tuple[str, str]], unordered: Iterable[str] = ()) -> None:
+    async def locate(
+        self, wanted: AbstractSet[PartitionName], unordered: Iterable[str] = ()
+    ) -> dict[PartitionName, Location]:
+        """Return the locations of partitions. Create what is missing, as `ensure` does; what is
+        deleted meanwhile is left out.
+        """
+        if not wanted <= self.partitions.keys():
+            await self.ensure(wanted, unordered)
+        numbers = {name: self.partitions.get(name) for name in wanted}
+        queues = {queue: await self.queue(queue) for queue in {queue for queue, _ in wanted}}
+        return {
+            name: Location(number, info.options.encryption_enabled)
+            for name, number in numbers.items()
+            if number is not None and (info := queues[name[0]]) is not None
+        }
+
+    async def ensure(
+        self, wanted: Collection[PartitionName], unordered: Iterable[str] = ()
+    ) -> None:
         """Have all (queue, partition) pairs in `partitions`, creating what is missing. A new queue
         that is among `unordered` has no order.
         """

@@ -21,14 +21,12 @@ from penstock.database.batching import SLICE, Batcher
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.calls import AppendArguments, AppendedRow, array_text, joined
-from penstock.queues.catalog import QueueCatalog
+from penstock.queues.catalog import Locations, PartitionName, QueueCatalog
 from penstock.queues.checks import check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.crypto import EncryptionKeys, Sealed
+from penstock.queues.crypto import Encrypted, EncryptionKeys
 from penstock.queues.exchanges import Exchanges, Served
 from penstock.queues.types import Item, ItemOutcome, Status
-
-PartitionName = tuple[str, str]  # queue, partition
 
 # A message counts as one more per so many bytes, so that large messages do not make a huge call.
 HEAVY_BYTES = 1 << 15
@@ -70,9 +68,11 @@ class Pusher:
         """
         items = list(chain.from_iterable(requests))
         batch = AppendBatch(items, self._catalog, self._keys, again)
+        partitions, unordered = partition_names(items), unordered_of(items)
         served: Served = {}  # by the first call
         for attempt in range(MAX_LOOKUPS):
-            arguments = await batch.arguments()
+            locations = await self._catalog.locate(partitions, unordered)
+            arguments = await batch.arguments(locations)
             if arguments is None:
                 appended = NOTHING
             elif again or attempt or not self._waiting.pops:
@@ -149,9 +149,11 @@ class AppendBatch:
     # (item, earlier item with the same id): the earlier one is answered first
     repeats: list[tuple[int, int]] = field(default_factory=list)
 
-    async def arguments(self) -> AppendArguments | None:
-        """Return the arguments, sorted by partition; None: there is nothing to send."""
-        items, catalog, partitions = self.items, self.catalog, self.catalog.partitions
+    async def arguments(self, locations: Locations) -> AppendArguments | None:
+        """Return the arguments for the items without an answer whose partition is among
+        `locations`, sorted by partition; None: there is nothing to send.
+        """
+        items = self.items
         wanted: dict[PartitionName, dict[str | None, int]] = {}  # the index of each transaction id
         self.repeats = []
         for index, item in enumerate(items):
@@ -161,24 +163,18 @@ class AppendBatch:
             first = ids.setdefault(item.transaction_id, index)
             if first != index:
                 self.repeats.append((index, first))
-        if not wanted.keys() <= partitions.keys():
-            await catalog.ensure(list(wanted), unordered_of(items))
-        sealing: set[str] = set()
-        for queue in {queue for queue, _ in wanted}:
-            info = catalog.queues.get(queue) or await catalog.queue(queue)
-            if info and info.options.encryption_enabled:
-                sealing.add(queue)
         self.sent = sorted(
-            (partitions[name], list(ids.values()))
+            (locations[name].partition, list(ids.values()))
             for name, ids in wanted.items()
-            if name in partitions
+            if name in locations
         )
-        sealed = await self._seal(sealing) if sealing else {}
+        secret = {location.partition for location in locations.values() if location.encrypted}
+        encrypted = await self._encrypt(secret) if secret else {}
         order = [index for _, indexes in self.sent for index in indexes]
         if not order:
             return None
         batch = [items[index] for index in order]
-        stored = [sealed.get(index) or items[index] for index in order] if sealed else batch
+        stored = [encrypted.get(index) or items[index] for index in order] if encrypted else batch
         traces = [trace_of(item.trace_id) if item.trace_id else None for item in batch]
         producers = [item.producer for item in batch]
         payloads, payload_bounds = joined([one.payload for one in stored])
@@ -194,7 +190,7 @@ class AppendBatch:
             checked=self.again or not all(item.fresh for item in batch),
             traces=traces if any(traces) else None,
             producers=producers if any(producers) else None,
-            keys=[one.key_id for one in stored] if sealed else None,
+            keys=[one.key_id for one in stored] if encrypted else None,
             payloads=payloads,
             payload_bounds=payload_bounds,
             headers=headers,
@@ -203,18 +199,18 @@ class AppendBatch:
             delays=[None if isinstance(one, datetime) else one for one in due] if later else None,
         )
 
-    async def _seal(self, queues: set[str]) -> dict[int, Sealed]:
-        """Encrypt the items of these queues. Return the results by index. Without a key, answer the
-        items with an error instead of sending them.
+    async def _encrypt(self, partitions: set[int]) -> dict[int, Encrypted]:
+        """Encrypt the items of these partitions. Return the results by index. Without a key, answer
+        the items with an error instead of sending them.
         """
-        sealed: dict[int, Sealed] = {}
+        encrypted: dict[int, Encrypted] = {}
         work = 0
         for partition, indexes in self.sent:
-            if self.items[indexes[0]].queue not in queues:
+            if partition not in partitions:
                 continue
             try:
                 for index in indexes:
-                    sealed[index] = self.keys.seal(partition, self.items[index])
+                    encrypted[index] = self.keys.encrypt(partition, self.items[index])
                     work += 1 + len(self.items[index].payload) // ENCRYPTED_BYTES
                     if work > SLICE:
                         work = 0
@@ -224,7 +220,7 @@ class AppendBatch:
                     self.answers[index] = error
                 indexes.clear()
         self.sent = [one for one in self.sent if one[1]]
-        return sealed
+        return encrypted
 
     async def fill(self, appended: AppendedRow) -> None:
         """Fill in answers from the row of `append`. Stale items stay without an answer."""
