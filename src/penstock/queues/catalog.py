@@ -8,14 +8,13 @@ queue of a million partitions needs no more memory. Other partitions are read in
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
 from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
-from penstock.queues.types import QueueInfo
+from penstock.queues.types import Item, QueueInfo
 
 MAX_REMEMBERED = 100_000  # of each kind; beyond it we start over
 # a count of more than this many partitions is kept for a second per so many
@@ -129,20 +128,23 @@ class QueueCatalog:
         )
         return [info_of(row) for row in rows]
 
-    async def locate(
-        self, wanted: AbstractSet[PartitionName], unordered: Iterable[str] = ()
-    ) -> dict[PartitionName, Location]:
-        """Return the locations of partitions. Create what is missing, as `ensure` does; what is
-        deleted meanwhile is left out.
+    async def locate(self, items: Collection[Item]) -> dict[PartitionName, Location]:
+        """Return where the items go. Create queues and partitions that are missing. Leave out those
+        that are deleted meanwhile.
         """
+        wanted = {(item.queue, item.partition) for item in items}
         if not wanted <= self.partitions.keys():
-            await self.ensure(wanted, unordered)
+            await self.ensure(wanted, {item.queue for item in items if item.ordering == "none"})
         numbers = {name: self.partitions.get(name) for name in wanted}
-        queues = {queue: await self.queue(queue) for queue in {queue for queue, _ in wanted}}
+        encrypted: dict[str, bool] = {}
+        for queue in {queue for queue, _ in wanted}:
+            info = self.queues.get(queue) or await self.queue(queue)
+            if info is not None:
+                encrypted[queue] = info.options.encryption_enabled
         return {
-            name: Location(number, info.options.encryption_enabled)
+            name: Location(number, encrypted[name[0]])
             for name, number in numbers.items()
-            if number is not None and (info := queues[name[0]]) is not None
+            if number is not None and name[0] in encrypted
         }
 
     async def ensure(

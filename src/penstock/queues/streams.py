@@ -21,7 +21,7 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.checks import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import partition_names, unordered_of, with_ids
+from penstock.queues.push import with_ids
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
 from penstock.queues.transaction import QueueTransaction, Transactions
@@ -157,9 +157,7 @@ class Streams:
             await _change(transaction.connection, cycle, (number, partition), lease)
             return pushed, acks, acked
 
-        pushed, acks, acked = await self._transactions.attempt(
-            partition_names(items), work, unordered_of(items)
-        )
+        pushed, acks, acked = await self._transactions.attempt(items, work)
         self._transactions.count_and_wake(pushed, acks, acked)
         return CommittedCycle(
             pushed,

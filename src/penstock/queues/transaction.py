@@ -13,11 +13,11 @@ from penstock.database.retry import ATTEMPTS, UNDONE, UNDONE_SECONDS
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.protocol.ids import uuid7
 from penstock.queues.calls import Calls
-from penstock.queues.catalog import Locations, PartitionName, QueueCatalog
+from penstock.queues.catalog import Locations, QueueCatalog
 from penstock.queues.context import QueueContext
 from penstock.queues.crypto import EncryptionKeys
 from penstock.queues.exchanges import Exchanges
-from penstock.queues.push import AppendBatch, Pusher, partition_names, unordered_of, with_ids
+from penstock.queues.push import AppendBatch, Pusher, with_ids
 from penstock.queues.settling import STATUSES, AckBatch, check_acks, uuid_of
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, TransactionResult
 
@@ -64,8 +64,7 @@ class QueueTransaction:
         if arguments is not None:
             await batch.fill(await self.calls.append(arguments, self.connection.fetch))
         pushed: list[ItemOutcome] = []
-        for index in range(len(items)):
-            answer = batch.answers.get(index)
+        for answer in batch.answers:
             if isinstance(answer, PenstockError):
                 raise answer
             if answer is None:
@@ -129,7 +128,7 @@ class Transactions:
             return pushed, await transaction.settle(acks)
 
         try:
-            pushed, acked = await self.attempt(partition_names(items), work, unordered_of(items))
+            pushed, acked = await self.attempt(items, work)
         except Conflict as error:
             return TransactionResult(name, False, str(error))
         self.count_and_wake(pushed, acks, acked)
@@ -140,23 +139,15 @@ class Transactions:
         ]
         return TransactionResult(name, True, None, results)
 
-    async def attempt(
-        self,
-        partitions: set[PartitionName],
-        work: Work[T],
-        unordered: Collection[str] = (),
-    ) -> T:
-        """Run `work`, which pushes to these queues and partitions, in a database transaction. Run
-        it again from the start when the database undid it or a queue has changed. `work` raises to
-        undo what it did; if it locks more than one row it calls `lock` before anything else.
+    async def attempt(self, items: Collection[Item], work: Work[T]) -> T:
+        """Run `work`, which pushes to where these items go, in a database transaction. Run it again
+        from the start when the database undid it or a queue has changed. `work` raises to undo what
+        it did; if it locks more than one row it calls `lock` before anything else.
         """
         for turn in range(ATTEMPTS):
             try:
                 async with self._room:
-                    locations = await self._catalog.locate(partitions, unordered)
-                    if len(locations) < len(partitions):
-                        raise Stale
-                    return await self._attempt(locations, work)
+                    return await self._attempt(await self._catalog.locate(items), work)
             except UNDONE:
                 await asyncio.sleep(UNDONE_SECONDS * turn)
             except Stale:

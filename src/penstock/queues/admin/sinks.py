@@ -12,7 +12,7 @@ from penstock.errors import Conflict, Full, InvalidRequest
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.checks import check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import partition_names, with_ids
+from penstock.queues.push import with_ids
 from penstock.queues.transaction import QueueTransaction, Transactions
 from penstock.queues.types import Item, ItemOutcome
 
@@ -77,7 +77,7 @@ class Sinks:
             )
             return rows, pushed
 
-        rows, pushed = await self._transactions.attempt(partition_names(items), work)
+        rows, pushed = await self._transactions.attempt(items, work)
         self._transactions.count_and_wake(pushed)
         return rows
 

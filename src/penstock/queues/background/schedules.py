@@ -225,7 +225,7 @@ class Scheduler:
     ) -> Fired:
         """Run `work` in a transaction that may push to the schedule's queue."""
         row = _one(await self._database.read(READ, name), name)
-        fired = await self._transactions.attempt({(row["queue"], row["partition"])}, work)
+        fired = await self._transactions.attempt([_item(row)], work)
         self._transactions.count_and_wake(fired.pushed)
         return fired
 
