@@ -261,6 +261,12 @@ def scratch() -> Iterator[Path]:
 
 
 @pytest.fixture
+def queue() -> str:
+    """A name that no other test has."""
+    return f"q-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
     return Spans(monkeypatch)
 
