@@ -155,7 +155,9 @@ def http_route(
 
 
 async def kill_queue(queue: SendQueue) -> None:
-    """As `kill`, of a send queue alone. Nothing public stops a queue without writing."""
+    """As `kill`, of a send queue alone. Nothing public stops a queue without writing, so both read
+    private parts.
+    """
     queue._ticker.cancel()
     await queue._fast._writer.wait_until_idle()
     meeting = threading.Barrier(2)

@@ -187,7 +187,7 @@ class Buffer:
             raise InvalidRequest(
                 f"a line is not an event, or is damaged or cut short: {line[:200]!r}"
             )
-        items = self._queues.opened(window.items)
+        items = self._queues.decrypted(window.items)
         return items, await self.push(items)
 
     async def wait_until_drained(self, items: list[Item]) -> None:
@@ -274,7 +274,8 @@ class Buffer:
             if not self._up or self.backlog.blocks(items):
                 return await self._push_behind(items)
             try:
-                await self._queues.sealable(items)  # or plain text would be written to the file
+                # Without a key, plain text would be written to the file.
+                await self._queues.load_and_check_keys(items)
             except MissingKey:
                 raise
             except Unavailable:

@@ -260,7 +260,7 @@ class BufferReplay:
     async def _attempt(self, items: list[Item]) -> list[ItemOutcome]:
         self.writes.add()
         try:
-            return await self._queues.push(self._queues.opened(items))
+            return await self._queues.push(self._queues.decrypted(items))
         except PenstockError:
             for item in items:
                 item.fresh = False  # it may have been stored

@@ -145,13 +145,18 @@ class TopicStore:
         """Also serve the shared topics of this database. The caller starts the returned object."""
         store = ObjectStore(self.settings.shared_tier) if self.settings.shared_tier else None
         self.shared = SharedTopics(
-            database, self.settings, self.context.instruments, self.context.metrics, store
+            database,
+            self.settings,
+            self.context.instruments,
+            self.context.metrics,
+            store,
+            saved=self.directory / PRIVATE / "shared-topics",
         )
-        self.shared.on_create(self._wake_awaiting)
-        self.shared.on_delete(self._shared_deleted)
+        self.shared.on_create = self._wake_awaiting
+        self.shared.on_delete = self._forget
         return self.shared
 
-    def _shared_deleted(self, log: SharedLog) -> None:
+    def _forget(self, log: AnyLog) -> None:
         for forget in self._deletions:
             forget(log)
 
@@ -505,8 +510,7 @@ class TopicStore:
         try:
             for topic in partitions:
                 await topic.mark_deleted()
-                for forget in self._deletions:
-                    forget(topic)
+                self._forget(topic)
                 if self.tier is not None:
                     await self.tier.note_deletion(topic)
             await self.context.run(self._remove, partitions[0])

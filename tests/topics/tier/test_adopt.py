@@ -14,7 +14,7 @@ import pytest
 from penstock.client import Client
 from penstock.object_store import ObjectStore
 from penstock.topics.tier import tier as tier_module
-from penstock.topics.tier.state import STATE, TierState
+from penstock.topics.tier.owner import STATE, TierState
 from penstock.topics.topic import Topic
 from tests.export.making import exports
 from tests.support.served import serving
@@ -209,7 +209,9 @@ async def test_more_offsets_are_left_out_the_older_the_state_is(tmp_path: Path) 
 async def test_a_topic_that_was_deleted_does_not_come_back_in_place_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine is lost at any step between the deletion and the state that says so."""
+    """The machine is lost at any step between the deletion and the state that says so. The steps
+    are private: no disk or store fails exactly between them.
+    """
     address = f"file://{tmp_path}/store"
 
     async with tiered(tmp_path / "one", address, tier_grace=0.0) as one:

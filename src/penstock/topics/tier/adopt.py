@@ -47,8 +47,7 @@ from penstock.object_store import ObjectStore
 from penstock.protocol.names import is_topic_name, split_label
 from penstock.topics.offsets_journal import JOURNAL as OFFSETS
 from penstock.topics.offsets_journal import commit_line
-from penstock.topics.tier.owner import OWNER, Ownership
-from penstock.topics.tier.state import STATE, TierState
+from penstock.topics.tier.owner import OWNER, STATE, Ownership, TierState
 from penstock.topics.write_claims import JOURNAL as SINKS
 
 log = logging.getLogger("penstock.topics.tier")
