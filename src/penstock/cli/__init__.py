@@ -204,11 +204,15 @@ class BrokerApi:
     def rows(self, target: str, key: str, limit: int = 0, **query: Any) -> list[dict[str, Any]]:
         """Return the rows of a listing that is answered in pages: the first `limit`, or all."""
         rows: list[dict[str, Any]] = []
+        cursor = None
         while True:
             wanted = min(PAGE_ROWS, limit - len(rows)) if limit else PAGE_ROWS
-            page = self.get(target, limit=wanted, offset=len(rows), **query)
+            place = {"offset": len(rows)} if cursor is None else {"cursor": cursor}
+            page = self.get(target, limit=wanted, **place, **query)
             rows += page[key]
-            if not page[key] or len(rows) >= (limit or page["total"]):
+            cursor = page.get("next")
+            whole = len(rows) >= (limit or page["total"])
+            if not page[key] or (whole and (limit or cursor is None)):
                 return rows
 
     get = functools.partialmethod(ask, "GET")

@@ -45,15 +45,14 @@ class AdminClient:
     async def queues(self) -> list[Queue]:
         """Return all queues with their counts and rates, by name."""
         queues: list[Queue] = []
+        cursor = None
         while True:
             page = await self._brokers.call(
-                operations.LIST_QUEUES,
-                limit=QUEUES_PER_PAGE,
-                offset=len(queues),
-                recent="true" if queues else None,
+                operations.LIST_QUEUES, limit=QUEUES_PER_PAGE, cursor=cursor
             )
             queues += page.queues
-            if not page.queues or len(queues) >= page.total:
+            cursor = page.next
+            if cursor is None:
                 return queues
 
     async def describe(self, queue: str) -> QueueDetails:

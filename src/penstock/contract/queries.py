@@ -1,7 +1,9 @@
 """Query parameters of operations: pages, times and filters."""
 
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, ClassVar, Literal, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
 import msgspec
 
@@ -13,7 +15,7 @@ MAX_OFFSET = 10_000
 MAX_ROWS = 10_000  # of a list that the broker sorts
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
-R = TypeVar("R", bound=msgspec.Struct)
+R = TypeVar("R")
 
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Offset = Annotated[
@@ -72,6 +74,14 @@ class GroupListQuery(msgspec.Struct, rename="camel", frozen=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10_000
     queue: str | None = None
     after_queue: str = ""
+    after_group: str = ""
+
+
+class TopicGroupListQuery(msgspec.Struct, rename="camel", frozen=True):
+    """The next page begins after the topic and the group that end this one."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    after_topic: str = ""
     after_group: str = ""
 
 
@@ -174,34 +184,53 @@ class ListQuery(msgspec.Struct):
         """Return the rows whose names match, sorted (unknown values last) and cut, and how many
         match.
         """
-        words = self.filter.lower()
-        matching = [row for row in rows if words in _name(row).lower()]
+        if not rows:
+            return [], 0
+        matching = self.arrange(rows, attrgetter("name"), attrgetter(self.field_of(type(rows[0]))))
+        return self.cut(matching), len(matching)
+
+    def field_of(self, kind: type[msgspec.Struct]) -> str:
+        """Return the attribute of `kind` by which `sort` sorts."""
         name = self.sort.removeprefix("-") or "name"
         fields = {
             field.encode_name: field.name
-            for row in rows[:1]
-            for field in msgspec.structs.fields(row)
+            for field in msgspec.structs.fields(kind)
+            if get_origin(field.type) is not list
         }
-        if rows and name not in fields:
+        if name not in fields:
             raise InvalidRequest(
                 f"sort: unknown field {name[:60]!r}; the fields are {', '.join(sorted(fields))}"
                 " (with - before it: largest first)"
             )
-        field = fields.get(name, name)
-        unknown = [row for row in matching if getattr(row, field) is None]
-        sorted_rows = [row for row in matching if getattr(row, field) is not None]
-        sorted_rows.sort(key=_name)
-        sorted_rows.sort(key=lambda row: getattr(row, field), reverse=self.sort.startswith("-"))
-        begin, limit = max(0, self.offset), min(max(1, self.limit), MAX_ROWS)
-        return (sorted_rows + unknown)[begin : begin + limit], len(matching)
+        return fields[name]
 
+    def arrange(
+        self, rows: Iterable[R], name: Callable[[R], str], value: Callable[[R], Any]
+    ) -> list[R]:
+        """Return the rows whose names match, sorted by a value; unknown values are last."""
+        words = self.filter.lower()
+        matching = sorted((row for row in rows if words in name(row).lower()), key=name)
+        known = [row for row in matching if value(row) is not None]
+        unknown = [row for row in matching if value(row) is None]
+        return sorted(known, key=value, reverse=self.descending) + unknown
 
-def _name(row: msgspec.Struct) -> str:
-    return str(row.name)  # type: ignore[attr-defined]
+    @property
+    def descending(self) -> bool:
+        return self.sort.startswith("-")
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Return how many rows the page has at most, and how many are before it."""
+        return min(max(1, self.limit), MAX_ROWS), max(0, self.offset)
+
+    def cut(self, rows: list[R]) -> list[R]:
+        limit, offset = self.bounds
+        return rows[offset : offset + limit]
 
 
 class QueueListQuery(ListQuery):
     recent: bool = False
+    cursor: str | None = None
 
 
 class RecentQuery(msgspec.Struct):

@@ -121,6 +121,9 @@ class QueuePage(Noun):
 
     queues: list[Queue]
     total: int
+    next: str | None = (
+        None  # `cursor` of the next page by name; None: the last one, or read by offset
+    )
 
 
 class QueueGroup(Noun, kw_only=True):

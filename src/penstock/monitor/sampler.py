@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from heapq import nlargest
 from pathlib import Path
@@ -42,7 +42,7 @@ from penstock.monitor.figures import (
 from penstock.monitor.inspection import push_to_ack
 from penstock.monitor.problems import Problems
 from penstock.protocol.names import QUEUE_MODE
-from penstock.queues.admin.figures import GroupFigures, QueueFigures
+from penstock.queues.admin.figures import QueueFigures
 
 log = logging.getLogger("penstock.monitor")
 
@@ -56,6 +56,7 @@ KEPT_SAMPLES = 900  # 15 minutes
 QUEUES_PER_SLICE = 250  # processed before other tasks run: some milliseconds
 SPARK_SAMPLES = 60  # of a queue's line in a list
 WORST_GROUPS = 5
+MAX_READ = 50_000  # remembered queues that were read on their own; each is about a kilobyte
 
 TOTALS = """
 SELECT sum(pushed)::bigint AS pushed, sum(done - dead - dropped)::bigint AS completed
@@ -118,6 +119,8 @@ class Sampler:
         # which rates are computed
         self._last: tuple[float, dict[str, WatchedQueue]] | None = None
         self._before: tuple[float, dict[str, WatchedQueue]] | None = None
+        # queue -> when it was last read on its own, since the last reading of all
+        self._read: dict[str, tuple[float, WatchedQueue]] = {}
         self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
         self._schedules: int | None = None
         self._unlimited: int | None = None  # queues without retention
@@ -166,19 +169,54 @@ class Sampler:
         """Read the queues now, for a single caller. With `recent`, the figures of the last sample
         are enough while there are viewers.
         """
-        watched = self._task is not None and not self._task.done()
-        if watched and recent:
+        if self.watched and recent:
             return
         async with self._sampling:
             self._queues_due = 0.0
-            if not watched:
+            if not self.watched:
                 await self._sample_now()
                 return
             with suppress(PenstockError):  # the database is down, and the page says so
                 await self._read_queues(time.time())
 
-    def line_of(self, queue: str) -> list[int]:
-        return list(self._lines.get(queue, ()))
+    @property
+    def watched(self) -> bool:
+        """Return whether there are viewers, so that the last sample is recent."""
+        return self._task is not None and not self._task.done()
+
+    async def read(
+        self, ids: Sequence[int], consumers: dict[tuple[str, str], int] | None = None
+    ) -> list[WatchedQueue]:
+        """Read some queues now, in the order of `ids`. Their rates are since the last reading of
+        each, by this method or of all queues.
+        """
+        at = time.time()
+        counted = await self._broker.queues.figures.queues(list(ids))
+        waits, ages = await self._broker.queues.figures.waits(counted)
+        queues: dict[int, WatchedQueue] = {}
+        async for some in slices(counted, QUEUES_PER_SLICE):
+            for figure in some:
+                queue = queues[figure.id] = _watched(figure, waits, ages, consumers)
+                self._rate(at, queue)
+        return [queues[one] for one in ids if one in queues]  # the others were deleted meanwhile
+
+    def _rate(self, at: float, queue: WatchedQueue) -> None:
+        """Set the rates of a queue that was read on its own, and remember it for the next time."""
+        name = queue.figures.name
+        since, before = self._read.get(name) or (self.queues_at, self.queues.get(name))
+        if before is not None:
+            if at - since < MIN_SAMPLE_SECONDS:
+                _keep_rates(queue, before)
+                return
+            _set_rates(queue, before, at - since)
+        self._read.pop(name, None)
+        self._read[name] = at, queue
+        while len(self._read) > MAX_READ:
+            del self._read[next(iter(self._read))]
+
+    def line_of(self, queue: WatchedQueue) -> list[int]:
+        """Return the messages that waited at the last readings, for a sparkline."""
+        return list(self._lines.get(queue.figures.name, (queue.figures.waiting,)))
 
     async def _run(self) -> None:
         while self._viewers:
@@ -299,7 +337,7 @@ class Sampler:
         async for some in slices(figures, QUEUES_PER_SLICE):
             for figure in some:
                 name = figure.name
-                queue = queues[name] = self._queue(figure)
+                queue = queues[name] = _watched(figure, self._waits, self._ages, self._consumers)
                 if new:
                     line = self._lines.setdefault(name, deque(maxlen=SPARK_SAMPLES))
                     line.append(figure.waiting)
@@ -308,23 +346,7 @@ class Sampler:
         for name in self._lines.keys() - queues.keys():
             del self._lines[name]
         self.queues_at, self.queues = at, queues
-
-    def _queue(self, queue: QueueFigures) -> WatchedQueue:
-        groups = [self._group(queue.name, group) for group in queue.groups]
-        unread = self._ages.get(queue.id) if queue.stored else 0.0
-        return WatchedQueue(queue, groups, None if groups else unread)
-
-    def _group(self, queue: str, group: GroupFigures) -> QueueGroup:
-        return of(
-            QueueGroup,
-            group,
-            name="" if group.name == QUEUE_MODE else group.name,
-            lag_seconds=self._waits.get(group.id) if group.waiting else 0.0,
-            consumers=None
-            if self._consumers is None
-            else self._consumers.get((queue, group.name), 0),
-            rate=None,
-        )
+        self._read.clear()
 
     async def _read_slowly(self, at: float, figures: list[QueueFigures]) -> None:
         self._slow_at = at
@@ -395,6 +417,34 @@ def _per_second(minute: Any) -> dict[str, float | None]:
     if minute is None:
         return {"pushed": 0.0, "completed": 0.0}
     return {"pushed": minute["pushed"] / 60, "completed": minute["completed"] / 60}
+
+
+def _watched(
+    queue: QueueFigures,
+    waits: dict[int, float | None],
+    ages: dict[int, float],
+    consumers: dict[tuple[str, str], int] | None,
+) -> WatchedQueue:
+    groups = [
+        of(
+            QueueGroup,
+            group,
+            name="" if group.name == QUEUE_MODE else group.name,
+            lag_seconds=waits.get(group.id) if group.waiting else 0.0,
+            consumers=None if consumers is None else consumers.get((queue.name, group.name), 0),
+            rate=None,
+        )
+        for group in queue.groups
+    ]
+    unread = ages.get(queue.id) if queue.stored else 0.0
+    return WatchedQueue(queue, groups, None if groups else unread)
+
+
+def _keep_rates(queue: WatchedQueue, before: WatchedQueue) -> None:
+    queue.pushed_rate = before.pushed_rate
+    rates = {group.name: group.rate for group in before.groups}
+    for group in queue.groups:
+        group.rate = rates.get(group.name)
 
 
 def _set_rates(queue: WatchedQueue, before: WatchedQueue, seconds: float) -> None:

@@ -22,6 +22,22 @@ from penstock.queues.schema import query
 
 FIGURES = query("figures")
 ALL_FIGURES = FIGURES.replace("= ANY ($1::int[])", "IS NOT NULL")
+SORTED = " ORDER BY q.name, g.name"
+MATCHING = (
+    "SELECT count(*) FROM queues WHERE deleted_at IS NULL AND strpos(lower(name), lower($1)) > 0"
+)
+BY_NAME = query("queues_by_name")
+BY_FIGURE = query("queues_by_figure").replace("(figures)", f"({ALL_FIGURES})")
+ORDERS = {  # of BY_FIGURE: properties of `QueueFigures`, over the rows of a queue
+    "namespace": "namespace",
+    "task": "task",
+    "waiting": "max(stored - consumed)",
+    "leased": "sum(leased)",
+    "stored": "max(stored)",
+    "pushed": "max(pushed)",
+    "groups": "count(group_id)",
+    "dead_letters": "max(queue_letters)",
+}
 MAX_SOUGHT = 1000  # for more queues, reading all of them is faster
 ROWS_PER_SLICE = 500  # some milliseconds
 BACKLOG = query("backlog")
@@ -104,10 +120,34 @@ class Figures:
     async def queues(self, ids: list[int] | None = None) -> list[QueueFigures]:
         """Return queues and their groups by name. Other tasks run in between."""
         if ids is not None and len(ids) <= MAX_SOUGHT:
-            return await self._read(await self._database.browse(FIGURES, ids))
-        queues = await self._read(await self._database.browse(ALL_FIGURES))
+            return await self._read(await self._database.browse(FIGURES + SORTED, ids))
+        queues = await self._read(await self._database.browse(ALL_FIGURES + SORTED))
         wanted = None if ids is None else set(ids)
         return [queue for queue in queues if wanted is None or queue.id in wanted]
+
+    async def count(self, words: str) -> int:
+        """Count the queues whose names contain `words`."""
+        return int((await self._database.browse(MATCHING, words))[0][0])
+
+    async def by_name(
+        self, words: str, limit: int, offset: int, after: str | None = None, *, descending: bool
+    ) -> list[tuple[int, str]]:
+        """Return a page of the queues whose names contain `words`: their ids and names. `after` is
+        the name that ends the page before.
+        """
+        sql = BY_NAME
+        if descending:
+            sql = sql.replace("q.name > ", "q.name < ").replace("BY q.name", "BY q.name DESC")
+        rows = await self._database.browse(sql, words, after, limit, offset)
+        return [(row["id"], row["name"]) for row in rows]
+
+    async def by_figure(
+        self, figure: str, words: str, limit: int, offset: int, *, descending: bool
+    ) -> list[int]:
+        """Return the ids of a page of queues, sorted by one of `ORDERS` in the database."""
+        order = ORDERS[figure] + (" DESC" if descending else "")
+        sql = BY_FIGURE.replace("BY name", f"BY {order}, name")
+        return [row["id"] for row in await self._database.browse(sql, words, limit, offset)]
 
     async def _read(self, rows: list[Any]) -> list[QueueFigures]:
         queues: dict[int, QueueFigures] = {}

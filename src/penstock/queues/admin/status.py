@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from operator import attrgetter
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +22,10 @@ COUNT = """SELECT count(*) FROM queues
             WHERE deleted_at IS NULL AND ($1::text IS NULL OR name = $1)
               AND ($2::text IS NULL OR namespace = $2) AND ($3::text IS NULL OR task = $3)"""
 TASKS = "SELECT count(DISTINCT nullif(task, '')) FROM queues WHERE deleted_at IS NULL"
+LABELLED = """
+SELECT id FROM queues WHERE deleted_at IS NULL AND label IN (
+  SELECT DISTINCT label COLLATE "C" FROM queues WHERE deleted_at IS NULL AND label COLLATE "C" > $1
+   ORDER BY 1 LIMIT $2)"""
 ROWS_PER_SLICE = 250  # a few milliseconds of work
 
 PARTITIONS = query("queue_partitions")
@@ -196,6 +201,22 @@ class QueueStatusReader:
             and wanted.namespace in (None, one.namespace)
             and wanted.task in (None, one.task)
         ]
+        return await self._sums(figures, by)
+
+    async def labels(
+        self, label: Literal["namespace", "task"], limit: int, after: str
+    ) -> list[QueueTotals]:
+        """Return sums by namespace or by task: a page by name. `after` is the name that ends the
+        page before.
+        """
+        rows = await self._database.browse(LABELLED.replace("label", label), after, limit)
+        return await self._sums(
+            await self._figures.queues([row["id"] for row in rows]), attrgetter(label)
+        )
+
+    async def _sums(
+        self, figures: list[QueueFigures], by: Callable[[QueueFigures], str]
+    ) -> list[QueueTotals]:
         partitions = await self._catalog.partition_counts([one.id for one in figures])
         named: dict[str, list[QueueFigures]] = {}
         for one in figures:

@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -54,6 +54,11 @@ class QueuesQuery(Paged, frozen=True):
     def wanted(self) -> QueueFilter:
         before = None if self.cursor is None else _queue_number(self.cursor)
         return QueueFilter(self.namespace or None, self.task or None, before=before)
+
+
+class LabelsQuery(msgspec.Struct, frozen=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 10_000
+    cursor: str = ""
 
 
 class StatusQueuesQuery(QueuesQuery, frozen=True):
@@ -189,17 +194,26 @@ class QueenQueuesApi:
         )
         return {"partitions": partitions, "pagination": page(args.limit, args.offset)}
 
-    @route("GET", "/api/v1/resources/namespaces")
-    async def namespaces(self) -> Json:
-        """List namespaces with their totals."""
-        sums = await self._status.totals(QueueFilter(), lambda queue: queue.namespace)
-        return {"namespaces": [_sums("namespace", one) for one in sums if one.name]}
+    @route("GET", "/api/v1/resources/namespaces", answer=dict[str, Any])
+    async def namespaces(self, args: LabelsQuery) -> Response:
+        """List namespaces with their totals, by name. Without `limit`, the first 10,000."""
+        return await self._labels("namespace", args)
 
-    @route("GET", "/api/v1/resources/tasks")
-    async def tasks(self) -> Json:
-        """List tasks (labels of queues) with their totals."""
-        sums = await self._status.totals(QueueFilter(), lambda queue: queue.task)
-        return {"tasks": [_sums("task", one) for one in sums if one.name]}
+    @route("GET", "/api/v1/resources/tasks", answer=dict[str, Any])
+    async def tasks(self, args: LabelsQuery) -> Response:
+        """List tasks (labels of queues) with their totals, by name. Without `limit`, the first
+        10,000.
+        """
+        return await self._labels("task", args)
+
+    async def _labels(self, label: Literal["namespace", "task"], args: LabelsQuery) -> Response:
+        sums = await self._status.labels(label, args.limit, args.cursor)
+        following = sums[-1].name if len(sums) == args.limit else None
+        return await asyncio.to_thread(
+            lambda: json_response(
+                plain({f"{label}s": [_sums(label, one) for one in sums], "next": following})
+            )
+        )
 
     @route("GET", "/api/v1/status/queues/{queue}/messages")
     async def newest(self, queue: str, args: NewestQuery) -> list[Json]:

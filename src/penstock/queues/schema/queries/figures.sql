@@ -1,7 +1,7 @@
 -- figures: every queue and its groups with their counters, exact as of this snapshot. One row per (queue, group); a queue
 -- without groups has one row with group_id NULL. Read from the counters and the live leases, never from messages.
--- docs/reference/queues.md (Counts) defines them. $1 ids of queues. Figures.queues makes the statement for all queues of it: one
--- for both has a plan that suits neither when there are many.
+-- docs/reference/queues.md (Counts) defines them. $1 ids of queues. Figures makes the statement for all queues of it, since one
+-- for both has a plan that suits neither when there are many, and sorts the rows.
 WITH counted AS MATERIALIZED (
   SELECT queue_id, group_id, sum(pushed)::bigint AS pushed, sum(removed)::bigint AS removed, sum(consumed)::bigint AS consumed,
          sum(done - dead - dropped)::bigint AS completed, sum(failed)::bigint AS failed,
@@ -31,4 +31,3 @@ SELECT q.id, q.name, q.namespace, q.task, g.id AS group_id, g.name AS group_name
   LEFT JOIN counted mine ON mine.group_id = g.id  -- a number that no other queue has a group of
   LEFT JOIN leased ON leased.group_id = g.id
  WHERE q.deleted_at IS NULL AND q.id = ANY ($1::int[])
- ORDER BY q.name, g.name;

@@ -5,8 +5,11 @@ watches, lists that the server filters and sorts, the effective configuration an
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,10 +20,10 @@ from penstock.contract.noun import of
 from penstock.contract.queries import QueueListQuery, RecentQuery
 from penstock.contract.queues import Queue, QueueDetails, QueuePage
 from penstock.errors import InvalidRequest, NotFound
-from penstock.io.tasks import slices
 from penstock.monitor import Sampler
 from penstock.monitor.figures import WatchedQueue
 from penstock.monitor.search import FoundThing, Search
+from penstock.queues.admin.figures import ORDERS
 from penstock.wire.auth import Role
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse
 from penstock.wire.http.routes import HttpRoute, route, serves
@@ -28,7 +31,6 @@ from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
 
 KEPT_LINES = 1000  # of the log
-QUEUES_PER_SLICE = 250  # rows made before others get a turn
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -110,7 +112,8 @@ class ConsoleApi:
         logging.getLogger("penstock").addHandler(_LINES)  # once per process, however often asked
         self._sampler = Sampler(broker)
         self._search = Search(broker, self._sampler)
-        self._rows: tuple[float, list[Queue]] = (0.0, [])  # of when, for all who list them
+        # The queues of the last sample as they were last sorted, for the next page.
+        self._sorted: tuple[tuple[float, str, str], list[WatchedQueue]] = ((0.0, "", ""), [])
 
     @route("GET", "/api/v1/me")
     def me(self, request: Request) -> Me:
@@ -149,23 +152,50 @@ class ConsoleApi:
 
     @serves(operations.LIST_QUEUES)
     async def queues(self, args: QueueListQuery) -> QueuePage:
+        field = args.field_of(Queue)
+        if args.cursor is not None and field != "name":
+            raise InvalidRequest("cursor: only a listing by name has one; read on with offset")
+        sampled = args.recent and self._sampler.watched and args.cursor is None
+        if sampled or field not in ("name", *ORDERS):
+            return await self._sampled_page(args, field)
+        figures, words, desc = self._broker.queues.figures, args.filter, args.descending
+        limit, offset = args.bounds
+        following = None
+        if field == "name":
+            found = await figures.by_name(words, limit, offset, args.cursor, descending=desc)
+            ids = [number for number, _ in found]
+            following = found[-1][1] if len(found) == limit else None
+        else:
+            ids = await figures.by_figure(field, words, limit, offset, descending=desc)
+        queues = await self._sampler.read(ids)
+        rows = [_row(queue, self._sampler) for queue in queues]
+        return QueuePage(rows, await figures.count(words), following)
+
+    async def _sampled_page(self, args: QueueListQuery, field: str) -> QueuePage:
+        """Return a page from the last sample of all queues, which is there while somebody watches.
+        Only a sample of all queues has rates and ages to sort by.
+        """
         await self._sampler.fresh(recent=args.recent)
-        if self._rows[0] != self._sampler.queues_at:
-            at, queues = self._sampler.queues_at, list(self._sampler.queues.values())
-            rows = [
-                _row(queue, self._sampler)
-                async for some in slices(queues, QUEUES_PER_SLICE)
-                for queue in some
-            ]
-            self._rows = (at, rows)
-        # There may be many to sort: beside the event loop.
-        return QueuePage(*await asyncio.to_thread(args.page, self._rows[1]))
+        order = self._sampler.queues_at, args.filter, args.sort
+        if self._sorted[0] != order:
+            queues = list(self._sampler.queues.values())
+            # There may be many to sort: beside the event loop.
+            name = attrgetter("figures.name")
+            arranged = await asyncio.to_thread(args.arrange, queues, name, _figure(field))
+            self._sorted = order, arranged
+        matching = self._sorted[1]
+        rows = [_row(queue, self._sampler) for queue in args.cut(matching)]
+        return QueuePage(rows, len(matching))
 
     @serves(operations.GET_QUEUE)
     async def queue(self, queue: str, args: RecentQuery) -> QueueDetails:
-        await self._sampler.fresh(recent=args.recent)
-        watched = self._sampler.queues.get(queue)
         info = await self._broker.queues.catalog.queue(queue)
+        watched = None
+        if info is not None and args.recent and self._sampler.watched:
+            watched = self._sampler.queues.get(queue)
+        elif info is not None:
+            consumers = await self._broker.queues.consumers.members()
+            watched = next(iter(await self._sampler.read([info.id], consumers)), None)
         if watched is None or info is None:
             raise NotFound(f"queue '{queue}' does not exist")
         return of(
@@ -211,5 +241,11 @@ def console_routes() -> list[HttpRoute]:
 
 
 def _row(queue: WatchedQueue, sampler: Sampler) -> Queue:
-    history = sampler.line_of(queue.figures.name)
-    return of(Queue, queue.figures, queue, groups=len(queue.groups), history=history)
+    return of(Queue, queue.figures, queue, groups=len(queue.groups), history=sampler.line_of(queue))
+
+
+def _figure(field: str) -> Callable[[WatchedQueue], Any]:
+    """Return a function that returns a field of `Queue`, without making the whole row."""
+    if field == "groups":
+        return lambda queue: len(queue.groups)
+    return attrgetter(field if hasattr(WatchedQueue, field) else f"figures.{field}")
