@@ -238,6 +238,19 @@ async def test_a_group_leases_renews_completes_and_is_forgotten(tmp_path: Path) 
         assert (await wire.ask(get(group))).status == 404
 
 
+async def test_groups_of_all_topics_are_listed_in_pages(tmp_path: Path) -> None:
+    async with over_http(tmp_path) as (_, wire):
+        pairs = [(topic, group) for topic in ("a", "b", "c") for group in ("g", "h")]
+        for topic, group in pairs:
+            await wire.ask(produce(topic, payload="x"))
+            await wire.ask(post(f"/topics/{topic}/groups/{group}/commit", b'{"offset": 1}'))
+        groups = answer(await wire.ask(get("/api/v1/topic-groups")))[1]
+        assert [(one["topic"], one["group"]) for one in groups] == pairs
+        assert {(one["committed"], one["lag"]) for one in groups} == {(1, 0)}
+        rest = "/api/v1/topic-groups?afterTopic=a&afterGroup=h&limit=3"
+        assert answer(await wire.ask(get(rest)))[1] == groups[2:5]
+
+
 async def test_topics_are_listed_with_figures_and_a_group_is_reset_after_a_preview(
     tmp_path: Path,
 ) -> None:

@@ -1,5 +1,6 @@
 """`penstock topic groups` and `seek`: consumer groups of topics."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -8,6 +9,7 @@ from penstock.cli import BrokerApi, WatchApi, Yes, confirm, say, usage
 from penstock.cli.tables import Column, View, count, duration, table
 from penstock.cli.topic import TOPICS, commands, complete_topic
 
+TOPIC_GROUPS = "/api/v1/topic-groups"
 OptionalName = Annotated[
     str, Parameter(help="Name of the topic; default: all topics.", completer=complete_topic)
 ]
@@ -19,9 +21,8 @@ def groups(topic: OptionalName = "", /, *, api: WatchApi = WatchApi()) -> View:
 
     Example: `penstock topic groups orders --watch`
     """
-    names = [topic] if topic else api.get(TOPICS)
     return table(
-        [row for name in names for row in api.get(TOPICS, name, "groups")],
+        api.get(TOPICS, topic, "groups") if topic else list(_all_groups(api)),
         Column("topic"),
         Column("group"),
         Column("committed", format=count),
@@ -31,6 +32,13 @@ def groups(topic: OptionalName = "", /, *, api: WatchApi = WatchApi()) -> View:
         Column("members", _members, prose=True),
         empty="no groups; reading as one makes it: penstock topic consume orders -g billing",
     )
+
+
+def _all_groups(api: WatchApi) -> Iterator[dict[str, Any]]:
+    page = api.get(TOPIC_GROUPS)
+    while page:
+        yield from page
+        page = api.get(TOPIC_GROUPS, afterTopic=page[-1]["topic"], afterGroup=page[-1]["group"])
 
 
 def _members(row: dict[str, Any]) -> str:

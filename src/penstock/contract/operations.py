@@ -579,6 +579,12 @@ ROLL_TOPIC = Section("internal", "/topics").post(
 )
 
 _topic_groups = Section("topics", "/topics/{topic}/groups")
+LIST_ALL_TOPIC_GROUPS = Section("internal", "/api/v1/topic-groups").get(
+    "",
+    list[topics.GroupWithAge],
+    "List the consumer groups of all topics, by topic and group",
+    query=queries.TopicGroupListQuery,
+)
 LIST_TOPIC_GROUPS = Section("internal", "/topics/{topic}/groups").get(
     "", list[topics.GroupWithAge], "List the consumer groups of a topic"
 )

@@ -25,7 +25,7 @@ from typing import Literal
 from penstock.contract.topics import GroupDetails, LeaseDetails, MemberDetails
 from penstock.errors import Conflict, Damaged, InvalidOffset, NotFound
 from penstock.io.fs import DISK, Fs
-from penstock.io.tasks import in_pool
+from penstock.io.tasks import in_pool, slices
 from penstock.log.tier.cache import NotCached
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
@@ -40,6 +40,8 @@ from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.write_claims import WriteClaims
 
 log = logging.getLogger("penstock.topics.groups")
+
+GROUPS_PER_SLICE = 100  # of a listing, before other tasks run
 
 
 @dataclass(slots=True)
@@ -225,24 +227,24 @@ class Groups:
         cursors = [cursor for cursor in self.positions() if cursor.group == group]
         if not cursors:
             raise NotFound(f"group {group!r} does not exist")
+        return [self._details(one) for one in sorted(cursors, key=lambda cursor: cursor.topic)]
+
+    def _details(self, cursor: Cursor) -> GroupDetails:
         now = self._clock()
-        return [
-            GroupDetails(
-                group,
-                cursor.topic,
-                cursor.committed,
-                self.lag(group, cursor.topic),
-                [
-                    LeaseDetails(
-                        lease.lease_id, lease.member, lease.start, lease.end, lease.expires - now
-                    )
-                    for lease in cursor.leases.values()
-                ],
-                self._members(group, split_label(cursor.topic)[0]),
-                cursor.note,
-            )
-            for cursor in sorted(cursors, key=lambda cursor: cursor.topic)
-        ]
+        return GroupDetails(
+            cursor.group,
+            cursor.topic,
+            cursor.committed,
+            self.lag(cursor.group, cursor.topic),
+            [
+                LeaseDetails(
+                    lease.lease_id, lease.member, lease.start, lease.end, lease.expires - now
+                )
+                for lease in cursor.leases.values()
+            ],
+            self._members(cursor.group, split_label(cursor.topic)[0]),
+            cursor.note,
+        )
 
     def _members(self, group: str, topic: str) -> list[MemberDetails]:
         assigned = self.assigned.get(group)
@@ -278,31 +280,53 @@ class Groups:
         """Return the groups, all or those on one topic."""
         return sorted({*self.names(topic), *(one.group for one in await self._shared_on(topic))})
 
-    async def all_details(self, group: str) -> list[GroupDetails]:
-        """Return committed offset, lag and leases per topic."""
-        details = self.details(group) if group in self.names() else []
-        for one in await self._shared_on(None, group):
-            topic_log = self._store.get(one.topic)
-            if not isinstance(topic_log, SharedLog) or self.shared is None:
-                continue
-            leases = [
-                LeaseDetails(
-                    row["lease_id"].hex,
-                    row["member"],
-                    row["first_offset"],
-                    row["end_offset"],
-                    row["seconds"],
-                )
-                for row in await self.shared.leases(group, topic_log)
-            ]
-            lag = topic_log.records_from(one.committed)
-            members = self._members(group, topic_log.topic)
-            details.append(
-                GroupDetails(group, one.topic, one.committed, lag, leases, members, one.note)
-            )
-        if not details:
-            raise NotFound(f"group {group!r} does not exist")
+    async def page(
+        self,
+        topic: str | None = None,
+        group: str | None = None,
+        *,
+        limit: int | None = None,
+        after: tuple[str, str] = ("", ""),
+    ) -> list[GroupDetails]:
+        """Return committed offset, lag and leases of groups, by topic and group. `after` is the
+        topic and the group that end the page before.
+        """
+        everything: list[Cursor | SharedPosition] = [
+            *self.positions(),
+            *await self._shared_on(topic, group),
+        ]
+        found = {
+            (one.topic, one.group): one
+            for one in everything
+            if topic in (None, one.topic) and group in (None, one.group)
+        }
+        keys = sorted(key for key in found if key > after)[:limit]
+        details = []
+        async for some in slices(keys, GROUPS_PER_SLICE):
+            for one in map(found.__getitem__, some):
+                topic_log = self._store.get(one.topic)
+                if isinstance(one, SharedPosition):
+                    if isinstance(topic_log, SharedLog):
+                        details.append(await self._shared_details(one, topic_log))
+                elif topic_log is not None:  # None: deleted meanwhile
+                    details.append(self._details(one))
         return details
+
+    async def _shared_details(self, one: SharedPosition, topic_log: SharedLog) -> GroupDetails:
+        rows = await self.shared.leases(one.group, topic_log) if self.shared is not None else []
+        leases = [
+            LeaseDetails(
+                row["lease_id"].hex,
+                row["member"],
+                row["first_offset"],
+                row["end_offset"],
+                row["seconds"],
+            )
+            for row in rows
+        ]
+        lag = topic_log.records_from(one.committed)
+        members = self._members(one.group, topic_log.topic)
+        return GroupDetails(one.group, one.topic, one.committed, lag, leases, members, one.note)
 
     async def resume(self, group: str, topic: str) -> tuple[int | None, int]:
         """Return the group's committed offset, None if it has none, and its lag."""

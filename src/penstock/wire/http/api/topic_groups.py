@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from penstock.contract import operations
 from penstock.contract.noun import of
+from penstock.contract.queries import TopicGroupListQuery
 from penstock.contract.topics import (
     CommitBody,
     Committed,
@@ -56,16 +57,26 @@ class TopicGroupsApi:
         self._topics = topics
         self._groups = groups
 
+    @serves(operations.LIST_ALL_TOPIC_GROUPS)
+    async def everything(self, args: TopicGroupListQuery) -> list[GroupWithAge]:
+        after = args.after_topic, args.after_group
+        page = await self._groups.page(limit=args.limit, after=after)
+        logs = {one.topic: self._topics.get(one.topic) for one in page}
+        return [
+            of(GroupWithAge, one, lag_seconds=log.age_at(one.committed))
+            for one in page
+            if (log := logs[one.topic]) is not None  # None: deleted meanwhile
+        ]
+
     @serves(operations.LIST_TOPIC_GROUPS)
-    async def everything(self, topic: str) -> list[GroupWithAge]:
+    async def on_topic(self, topic: str) -> list[GroupWithAge]:
         return await group_details(self._groups, self._topics.require(topic))
 
     @serves(operations.GET_TOPIC_GROUP)
     async def one(self, topic: str, group: str) -> GroupDetails:
         self._topics.require(topic)
-        for details in await self._groups.all_details(group):
-            if details.topic == topic:
-                return details
+        for details in await self._groups.page(topic, group):
+            return details
         raise NotFound(f"group {group!r} does not exist on topic {topic!r}")
 
     @serves(operations.DELETE_TOPIC_GROUP)
@@ -151,10 +162,7 @@ def _leased(lease: OffsetRange) -> Leased:
 
 
 async def group_details(groups: Groups, topic: AnyLog) -> list[GroupWithAge]:
-    names = await groups.all_names(topic.name)
     return [
         of(GroupWithAge, details, lag_seconds=topic.age_at(details.committed))
-        for name in names
-        for details in await groups.all_details(name)
-        if details.topic == topic.name
+        for details in await groups.page(topic.name)
     ]
