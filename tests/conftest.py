@@ -48,6 +48,7 @@ if RUN:
 LEFT = pytest.StashKey[list[str]]()
 machine.cache_bytecode()
 machine.share_certificates()
+machine.wait_longer_for_answers()
 if SHORT:
     import hypothesis  # a narrow run that needs it not should not wait for it
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from penstock.buffer.maintenance import Modes
+from penstock.metrics import Metrics
 from tests.support.buffers import Store, buffering, items, names, over_store
 from tests.support.wait import eventually
 
@@ -101,3 +102,24 @@ async def test_a_change_told_while_the_last_one_is_being_read_is_not_missed(tmp_
         await eventually(lambda: reading == 0)
         assert not two.maintenance.modes.push
         assert not one.maintenance.modes.push
+
+
+async def test_a_mode_is_followed_after_a_read_that_failed_because_of_a_bug(tmp_path):
+    store, metrics = Store(), Metrics()
+    async with (
+        buffering(tmp_path, store) as one,
+        buffering(tmp_path, store, metrics=metrics) as two,
+    ):
+        read, failures = store.fetch, 2
+
+        async def fail(sql, *args):
+            nonlocal failures
+            if "INSERT" not in sql and failures:
+                failures -= 1
+                raise RuntimeError("a bug")
+            return await read(sql, *args)
+
+        store.fetch = fail
+        await one.maintenance.switch(push=True)
+        await eventually(lambda: two.maintenance.modes.push)
+    assert metrics.background_restarts.value("maintenance modes") == 1

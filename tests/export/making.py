@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from penstock.config import Config
-from penstock.export.clock import Clock
+from penstock.export.context import Clock
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
 from penstock.export.sendqueue import SendQueue

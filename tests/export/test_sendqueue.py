@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from penstock.config.schema import SendQueueSettings as Settings
 from penstock.errors import Full, StorageFull, TooLarge
 from penstock.export import sendqueue
-from penstock.export.clock import Clock
-from penstock.export.context import RouteContext
+from penstock.export.context import Clock, RouteContext
 from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
 from penstock.io.fs import DISK, Fs

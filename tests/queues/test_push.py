@@ -10,8 +10,7 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, ItemOutcome, PopRequest, Queues
-from penstock.queues import push as push_calls
+from penstock.queues import Item, ItemOutcome, PopRequest, Queues, engine
 from tests.queues.support import complete, pop, push, running, values
 
 
@@ -87,7 +86,7 @@ async def test_large_pushes_share_no_call_however_few_they_are(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is merged is one message to PostgreSQL, which takes a gigabyte at most."""
-    monkeypatch.setattr(push_calls, "HEAVY_BYTES", 100)
+    monkeypatch.setattr(engine, "HEAVY_BYTES", 100)
 
     async with running(database_url, merge_max=10) as queues:
         await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))

@@ -102,7 +102,7 @@ class Store:
     def pause_pops(self, paused: bool) -> None:
         self.closed.append(paused)
 
-    async def sealable(self, items: list[Item]) -> None:
+    async def load_and_check_keys(self, items: list[Item]) -> None:
         pass
 
     def check_keys(self, items: list[Item]) -> None:
@@ -111,7 +111,7 @@ class Store:
     def at_rest(self, item: Item) -> Item:
         return item
 
-    def opened(self, items: list[Item]) -> list[Item]:
+    def decrypted(self, items: list[Item]) -> list[Item]:
         return items
 
     def _store(self, item: Item) -> ItemOutcome:

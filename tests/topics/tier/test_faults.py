@@ -12,7 +12,7 @@ from penstock.config.schema import LocalRetention
 from penstock.errors import StorageFailed
 from penstock.io.fs import DISK
 from penstock.log.layout import DATA, sealed_name
-from penstock.log.tier.blocks import BlocksOnDisk
+from penstock.log.tier.cache import BlocksOnDisk
 from penstock.object_store import ObjectStore
 from penstock.topics.tier.verify import verify_tier
 from tests.support.form import pick

@@ -41,9 +41,8 @@ from penstock.wire.http.messages import (
     failure_response,
     refusal_response,
 )
-from penstock.wire.http.output import HIGH_WATER_BYTES, ResponseOutput
+from penstock.wire.http.output import HIGH_WATER_BYTES, OutgoingStream, ResponseOutput
 from penstock.wire.http.server_state import ServerState
-from penstock.wire.http.stream import OutgoingStream
 
 log = logging.getLogger("penstock.http")
 
