@@ -385,6 +385,11 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
             await connection.close()
 
 
+async def _knows(broker: BrokerProcess, topic: str) -> bool:
+    async with httpx.AsyncClient(base_url=broker.url, timeout=SECONDS) as http:
+        return (await http.get(f"/topics/{topic}")).status_code == 200
+
+
 async def test_a_group_skips_nothing_that_another_broker_has_just_appended(
     brokers: list[BrokerProcess], topic: str
 ) -> None:
@@ -395,6 +400,8 @@ async def test_a_group_skips_nothing_that_another_broker_has_just_appended(
         httpx.AsyncClient(base_url=f"{brokers[1].url}/topics/{topic}", timeout=SECONDS) as http,
     ):
         await here.topic(topic).create(shared=True)
+        # A new topic, unlike a new record, is known elsewhere when its notice has arrived.
+        await eventually(lambda: _knows(brokers[1], topic))
         got = []
         for value in numbers(0, 20):
             offset = await here.topic(topic).produce(value)

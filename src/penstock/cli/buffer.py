@@ -29,7 +29,7 @@ from rich.progress import (
 )
 
 from penstock.buffer import Buffer, files
-from penstock.buffer.reader import count_events, windows
+from penstock.buffer.events import count_events, windows
 from penstock.cli import (
     BrokerApi,
     LimitOrAll,

@@ -37,7 +37,7 @@ class PopRequest(msgspec.Struct):
     subscription_mode: str | None = None
     subscription_from: str | None = None
     holder: int | None = None  # 48 bits that mark its leases, for `Queues.release`
-    consumer: Any = None  # the connection that pops (`penstock.queues.consumers.Consumer`)
+    consumer: Any = None  # the connection that pops (`consumers.ConsumerConnection`)
 
 
 class PopOutcome(msgspec.Struct):

@@ -194,6 +194,7 @@ class TopicMoves:
             return
         if move.state == COPYING:
             await self._copy(move)
+            await self._topics.wait_for_creation(name)  # a partition added later is refused
             self._write(name, CLOSING)
             move.state = CLOSING
         self._close(name)

@@ -173,7 +173,7 @@ class Listeners:
         if broker.logs:
             await self._start_topics(broker.logs.topics, broker.logs.groups)
         if self.certificates.all:
-            self.certificates.start()
+            self.certificates.start(broker.metrics)
             broker.metrics.gauge(
                 "penstock_tls_certificate_expires_seconds",
                 "Unix time at which the first TLS certificate expires",
