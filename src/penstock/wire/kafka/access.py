@@ -31,15 +31,8 @@ class Access:
 
     def check_known(self, connection: KafkaConnection) -> None:
         """Refuse a connection that has shown no token, or whose token has expired."""
-        if self.verifier is None:
-            return
-        identity = connection.identity
-        if identity is None:
-            self.verifier.count("missing")
-            raise Unauthorized("Authentication required: use SASL PLAIN or OAUTHBEARER")
-        if identity.expires <= time.time():
-            self.verifier.count("expired")
-            raise Unauthorized("The token has expired")
+        if self.verifier is not None:
+            self.verifier.check(connection.identity, "use SASL PLAIN or OAUTHBEARER")
 
     def require(
         self,

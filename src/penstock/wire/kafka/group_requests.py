@@ -11,27 +11,18 @@ from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.protocol.names import check_name, partition_label, split_label
 from penstock.protocol.roles import Role
 from penstock.topics.assigned_groups import Joining, MemberRefused, Membership, Refusal
-from penstock.topics.groups import Groups
 from penstock.topics.shared.groups import NotCoordinator
 from penstock.topics.shared.log import SharedLog
-from penstock.topics.store import TopicStore
-from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Refused, code_of, each_partition, with_code
-from penstock.wire.kafka.node import Node
+from penstock.wire.kafka.node import KafkaHandlers
 
 GROUP_KEY = 0  # asks for a group's coordinator; 1 asks for a transaction's
 MAX_NOTE = 4096  # bytes of metadata in a commit, as in Kafka
 
 
-class GroupRequests:
-    def __init__(self, topics: TopicStore, groups: Groups, access: Access, node: Node) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._access = access
-        self._node = node
-
+class GroupRequests(KafkaHandlers):
     @with_code
     async def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         """Name the broker in the group's database row, as long as that broker is alive."""

@@ -21,10 +21,10 @@ from penstock.topics.shared.log import MAX_LOADS, NotLoaded, SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.framed import Slot
-from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import KafkaHead, Values, encode_answer
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import code_of, each_partition, text_of, with_code
+from penstock.wire.kafka.node import KafkaHandlers
 
 MAX_READ = 1 << 20  # bytes of one partition in an answer; it is read on the event loop
 MAX_FETCHED = 4 << 20  # bytes of an answer; the last batch may exceed it
@@ -96,11 +96,7 @@ def _refuse(answer: dict[str, Any], error: BaseException) -> None:
     answer["base_offset"] = -1
 
 
-class LogRequests:
-    def __init__(self, topics: TopicStore, access: Access) -> None:
-        self._topics = topics
-        self._access = access
-
+class LogRequests(KafkaHandlers):
     # Produce
 
     def produce(self, connection: KafkaConnection, request: KafkaRequest) -> None:

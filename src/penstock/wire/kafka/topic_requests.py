@@ -8,18 +8,16 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode as Code
 
-from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.log.batches.format import BATCHES
 from penstock.protocol.roles import Role
-from penstock.topics.store import AnyLog, TopicStore
-from penstock.wire.kafka.access import Access
+from penstock.topics.store import AnyLog
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.configs import PLACEMENT, check_configs, set_configs
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Refused, code_of, each_partition, each_topic, with_code
 from penstock.wire.kafka.log_requests import LEADER_EPOCH, leader_epoch
-from penstock.wire.kafka.node import CLUSTER_ID, Node
+from penstock.wire.kafka.node import CLUSTER_ID, KafkaHandlers
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -30,13 +28,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-class TopicRequests:
-    def __init__(self, settings: Settings, topics: TopicStore, access: Access, node: Node) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._access = access
-        self._node = node
-
+class TopicRequests(KafkaHandlers):
     # Metadata
 
     def metadata(
