@@ -107,11 +107,18 @@ class Decoder:
 
 
 def decode_batches(data: bytes, start: int, end: int = 1 << 62) -> Columns:
-    """Return the records of the batches that have offsets in [start, end)."""
+    """Return the records of the batches that have offsets in [start, end). Raises Damaged if one
+    cannot be decoded, with the offset after it if it is the first one.
+    """
     decoder = Decoder()
     for at, head in batches_in(data):
         if head.next_offset > start and head.base_offset < end:
-            decoder.add(data, head, at)
+            try:
+                decoder.add(data, head, at)
+            except Damaged as error:
+                if decoder.size:
+                    error.resume = None
+                raise
     return decoder.columns()
 
 
