@@ -5,8 +5,8 @@ waits for missing blocks. A read on the event loop fails with `NotCached` instea
 in a thread (`Topic.read_or_wait`). Sequential reads are detected and read ahead, the further the
 longer they last.
 
-The cache is emptied when it is opened, so no file on disk must be trusted, and nothing is synced.
-Its blocks are on the local disk, or in memory for a short-lived reader.
+The blocks are on the local disk, or in memory for a short-lived reader. The cache is emptied when
+it is opened, so no file on disk must be trusted, and nothing is synced.
 """
 
 import asyncio
@@ -33,14 +33,8 @@ LOADERS = 12  # concurrent transfers of blocks
 MAX_BLOCKS_AHEAD = 8
 STREAMS_REMEMBERED = 256
 
+
 Key = tuple[str, int]  # object, number of the block
-
-
-class NotCached(Unavailable):
-    """The data is in the tier and not in the cache, and the event loop must not wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__("this part of the topic is being read from the tier")
 
 
 class Blocks(Protocol):
@@ -104,6 +98,13 @@ class BlocksOnDisk:
 
     def remove(self, key: Key) -> None:
         self._fs.remove(self._path(key))
+
+
+class NotCached(Unavailable):
+    """The data is in the tier and not in the cache, and the event loop must not wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__("this part of the topic is being read from the tier")
 
 
 class BlockCache:

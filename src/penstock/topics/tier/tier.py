@@ -29,8 +29,7 @@ from penstock.object_store import ObjectStore, RequestLimits
 from penstock.topics.offsets_journal import CommittedOffset
 from penstock.topics.tier.adopt import Adoption, read_report
 from penstock.topics.tier.manifests import Manifests
-from penstock.topics.tier.owner import Fenced, Ownership
-from penstock.topics.tier.state import StateObject, TierState, TopicEnd
+from penstock.topics.tier.owner import Fenced, Ownership, StateObject, TierState, TopicEnd
 from penstock.topics.tier.upload import checkpoint_after, upload
 from penstock.topics.topic import Topic, condemned
 
