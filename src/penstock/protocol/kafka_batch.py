@@ -311,7 +311,7 @@ def _unsnap(snappy: Any, data: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def undecodable(head: BatchHead, why: Damaged | str) -> Damaged:
+def undecodable(head: BatchHead, why: Damaged) -> Damaged:
     """Return the error for records that cannot be decoded: brokers store what Kafka's clients send
     without looking at the records.
     """

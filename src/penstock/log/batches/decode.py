@@ -162,7 +162,8 @@ def decode_columns(data: bytes, head: BatchHead) -> Columns:
     ):
         raise Damaged("the records of a batch do not fit their lengths")
     if (
-        offset_deltas[0] < 0
+        not len(starts)
+        or offset_deltas[0] < 0
         or offset_deltas[-1] > head.last_offset_delta
         or not (offset_deltas[1:] > offset_deltas[:-1]).all()
     ):
