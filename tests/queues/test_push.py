@@ -11,13 +11,7 @@ import pytest
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, ItemOutcome, PopRequest, Queues, engine
-from tests.queues.support import (
-    complete,
-    pop,
-    push,
-    running,
-    values,
-)
+from tests.queues.support import complete, pop, push, running, values
 
 
 async def test_a_transaction_id_is_stored_once_per_partition(queues: Queues) -> None:
@@ -96,9 +90,7 @@ async def test_large_pushes_share_no_call_however_few_they_are(
 
     async with running(database_url, merge_max=10) as queues:
         await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))
-        counted = await queues.admin._database.fetch(
-            "SELECT count(*) FROM messages GROUP BY xmin::text"
-        )
+        counted = await queues.database.fetch("SELECT count(*) FROM messages GROUP BY xmin::text")
         assert sum(row["count"] for row in counted) == 12
         assert max(row["count"] for row in counted) <= 2
 

@@ -191,7 +191,7 @@ def names(directory: Path) -> list[str]:
 
 async def kill(buffer: Buffer) -> None:
     """What kill -9 does to a buffer in our own process: its work ends where it is, the kernel drops
-    its locks.
+    its locks. Nothing public stops a buffer without writing, so this reads its private parts.
     """
     for batch in buffer.qos0.batches:
         for timer in (batch.timer, batch.unsynced):

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.deliveries import Ack as Ack
 from penstock.contract.deliveries import Delivered as Delivered
 from penstock.contract.deliveries import Item as Item
 from penstock.contract.deliveries import ItemOutcome as ItemOutcome
@@ -51,18 +52,6 @@ class PopOutcome(msgspec.Struct):
     reason: str = ""
     acked: "list[AckOutcome]" = []  # of the acknowledgements that came with the request
     source: int = 0  # which of the requests got the messages
-
-
-class Ack(msgspec.Struct, gc=False):
-    transaction_id: str
-    partition_id: str
-    lease_id: str | None = None
-    status: str = "completed"  # completed (success), failed, retry, dlq
-    error: str | None = None
-    group: str = QUEUE_MODE
-    worker: str | None = None  # who answers, where that is known
-    delay: float | None = None  # seconds before the message is delivered again; failed, retry
-    max_attempts: int | None = None  # before it is a dead letter; None: as the queue says; failed
 
 
 class AckOutcome(msgspec.Struct, gc=False):
