@@ -246,9 +246,10 @@ async def test_groups_of_all_topics_are_listed_in_pages(tmp_path: Path) -> None:
             await wire.ask(post(f"/topics/{topic}/groups/{group}/commit", b'{"offset": 1}'))
         groups = answer(await wire.ask(get("/api/v1/topic-groups")))[1]
         assert [(one["topic"], one["group"]) for one in groups] == pairs
-        assert {(one["committed"], one["lag"]) for one in groups} == {(1, 0)}
+        assert {(one["committed"], one["lag"]) for one in groups} == {(1, 1)}
         rest = "/api/v1/topic-groups?afterTopic=a&afterGroup=h&limit=3"
-        assert answer(await wire.ask(get(rest)))[1] == groups[2:5]
+        page = answer(await wire.ask(get(rest)))[1]
+        assert [(one["topic"], one["group"]) for one in page] == pairs[2:5]
 
 
 async def test_topics_are_listed_with_figures_and_a_group_is_reset_after_a_preview(

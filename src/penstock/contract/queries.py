@@ -16,6 +16,7 @@ MAX_ROWS = 10_000  # of a list that the broker sorts
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
 R = TypeVar("R")
+S = TypeVar("S", bound=msgspec.Struct)
 
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Offset = Annotated[
@@ -180,7 +181,7 @@ class ListQuery(msgspec.Struct):
     limit: int = 50
     offset: int = 0
 
-    def page(self, rows: list[R]) -> tuple[list[R], int]:
+    def page(self, rows: list[S]) -> tuple[list[S], int]:
         """Return the rows whose names match, sorted (unknown values last) and cut, and how many
         match.
         """
@@ -221,7 +222,7 @@ class ListQuery(msgspec.Struct):
     @property
     def bounds(self) -> tuple[int, int]:
         """Return how many rows the page has at most, and how many are before it."""
-        return min(max(1, self.limit), MAX_ROWS), max(0, self.offset)
+        return min(max(1, self.limit), MAX_ROWS), min(max(0, self.offset), 1 << 31)
 
     def cut(self, rows: list[R]) -> list[R]:
         limit, offset = self.bounds

@@ -107,9 +107,7 @@ class Queue(Noun, kw_only=True):
 class QueuePage(Noun):
     queues: list[Queue]
     total: int
-    next: str | None = (
-        None  # `cursor` of the next page by name; None: the last one, or read by offset
-    )
+    next: str | None = None  # `cursor` of the next page by name; None: there is none
 
 
 class QueueGroup(Noun, kw_only=True):

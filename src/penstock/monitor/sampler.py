@@ -120,7 +120,7 @@ class Sampler:
         self._last: tuple[float, dict[str, WatchedQueue]] | None = None
         self._before: tuple[float, dict[str, WatchedQueue]] | None = None
         # queue -> when it was last read on its own, since the last reading of all
-        self._read: dict[str, tuple[float, WatchedQueue]] = {}
+        self._read_alone: dict[str, tuple[float, WatchedQueue]] = {}
         self._deaths: dict[str, int] = {}  # queue -> dead letters of the last 15 minutes
         self._schedules: int | None = None
         self._unlimited: int | None = None  # queues without retention
@@ -203,16 +203,16 @@ class Sampler:
     def _rate(self, at: float, queue: WatchedQueue) -> None:
         """Set the rates of a queue that was read on its own, and remember it for the next time."""
         name = queue.figures.name
-        since, before = self._read.get(name) or (self.queues_at, self.queues.get(name))
+        since, before = self._read_alone.get(name) or (self.queues_at, self.queues.get(name))
         if before is not None:
             if at - since < MIN_SAMPLE_SECONDS:
                 _keep_rates(queue, before)
                 return
             _set_rates(queue, before, at - since)
-        self._read.pop(name, None)
-        self._read[name] = at, queue
-        while len(self._read) > MAX_READ:
-            del self._read[next(iter(self._read))]
+        self._read_alone.pop(name, None)
+        self._read_alone[name] = at, queue
+        while len(self._read_alone) > MAX_READ:
+            del self._read_alone[next(iter(self._read_alone))]
 
     def line_of(self, queue: WatchedQueue) -> list[int]:
         """Return the messages that waited at the last readings, for a sparkline."""
@@ -346,7 +346,7 @@ class Sampler:
         for name in self._lines.keys() - queues.keys():
             del self._lines[name]
         self.queues_at, self.queues = at, queues
-        self._read.clear()
+        self._read_alone.clear()
 
     async def _read_slowly(self, at: float, figures: list[QueueFigures]) -> None:
         self._slow_at = at

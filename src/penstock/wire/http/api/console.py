@@ -20,6 +20,7 @@ from penstock.contract.noun import of
 from penstock.contract.queries import QueueListQuery, RecentQuery
 from penstock.contract.queues import Queue, QueueDetails, QueuePage
 from penstock.errors import InvalidRequest, NotFound
+from penstock.io.tasks import slices
 from penstock.monitor import Sampler
 from penstock.monitor.figures import WatchedQueue
 from penstock.monitor.search import FoundThing, Search
@@ -31,6 +32,7 @@ from penstock.wire.http.static import static_routes
 from penstock.wire.sse import HEADERS
 
 KEPT_LINES = 1000  # of the log
+QUEUES_PER_SLICE = 250  # rows made before others get a turn
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -164,8 +166,7 @@ class ConsoleApi:
         else:
             ids = await figures.by_figure(field, words, limit, offset, descending=desc)
         queues = await self._sampler.read(ids)
-        rows = [_row(queue, self._sampler) for queue in queues]
-        return QueuePage(rows, await figures.count(words), following)
+        return QueuePage(await self._rows(queues), await figures.count(words), following)
 
     async def _sampled_page(self, args: QueueListQuery, field: str) -> QueuePage:
         """Return a page from the last sample of all queues, which is there while somebody watches.
@@ -180,8 +181,14 @@ class ConsoleApi:
             arranged = await asyncio.to_thread(args.arrange, queues, name, _figure(field))
             self._sorted = order, arranged
         matching = self._sorted[1]
-        rows = [_row(queue, self._sampler) for queue in args.cut(matching)]
-        return QueuePage(rows, len(matching))
+        return QueuePage(await self._rows(args.cut(matching)), len(matching))
+
+    async def _rows(self, queues: list[WatchedQueue]) -> list[Queue]:
+        return [
+            _row(queue, self._sampler)
+            async for some in slices(queues, QUEUES_PER_SLICE)
+            for queue in some
+        ]
 
     @serves(operations.GET_QUEUE)
     async def queue(self, queue: str, args: RecentQuery) -> QueueDetails:
