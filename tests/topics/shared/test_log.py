@@ -455,15 +455,20 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(pair: Pai
     assert await values(found) == [b"new"]
 
 
+@pytest.mark.parametrize("copied", [False, True])
 async def test_a_start_without_the_database_serves_the_topics_of_the_file_until_it_answers(
-    postgres: EmbeddedPostgres, tmp_path: Path
+    postgres: EmbeddedPostgres, tmp_path: Path, copied: bool
 ) -> None:
-    """The database may be another one by then, with other topics under the same numbers."""
+    """The database may be another one by then, with other topics under the same numbers. It has
+    the same identity if it was copied.
+    """
     first = await create_database(postgres, migrated=True)
     second = await create_database(postgres, migrated=True)
     saved = tmp_path / "shared-topics"
     async with shared_topics(first, saved=saved) as topics:
         await (await topics.create("orders", 2)).append([b"a"])
+    if not copied:
+        await execute(second, "UPDATE penstock.installation SET id = (id + 1) % 1000")
     async with shared_topics(second) as topics:
         await (await topics.create("payments", 1)).append([b"b"])
     metrics = Metrics()
@@ -477,6 +482,7 @@ async def test_a_start_without_the_database_serves_the_topics_of_the_file_until_
         with pytest.raises(Unavailable):
             await log.read_through(lambda: log.read(0))
         await database.start()
+        assert copied or "orders" not in topics.names()
         await topics.read_catalog()
         assert topics.names() == ["payments"]
         with pytest.raises(NotFound):

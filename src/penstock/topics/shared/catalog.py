@@ -115,6 +115,7 @@ class SharedTopics:
         self._loaded = asyncio.Event()  # the catalog was read at least once
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._timeline: int | None = None
+        self._identity: int | None = None  # of the database that the file is about
         self._rewind = False  # the timeline has changed since the catalog was read
         self._clock_offset = 0.0  # seconds by which the database's clock is ahead of ours
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,14 +186,24 @@ class SharedTopics:
         except OSError:
             return  # the database has never been reached
         if text is not None:
-            self._timeline, rows = json.loads(text)
+            self._identity, self._timeline, rows = json.loads(text)
             self._add(rows)
             self._rewind = True  # the ends are those of that time
             self._loaded.set()
+            self.database.on_change(self._drop_foreign)
+            self._drop_foreign(self.database.healthy)
+
+    def _drop_foreign(self, healthy: bool) -> None:
+        """Drop the logs of the file if this is another database, which has others of these ids."""
+        if healthy and self._identity is not None:
+            if self._identity != self.database.identity:
+                for topic in self.names():
+                    self._drop(topic)
+            self._identity = None
 
     async def _save(self) -> None:
-        if self._saved is None or not self._loaded.is_set():
-            return
+        if self._saved is None or self.database.identity is None:
+            return  # nothing is new
         rows = [
             {
                 "id": one.log_id,
@@ -206,7 +217,7 @@ class SharedTopics:
             }
             for one in self._logs.values()
         ]
-        text = pack_checked(json.dumps([self._timeline, rows]))
+        text = pack_checked(json.dumps([self.database.identity, self._timeline, rows]))
         try:
             await self.context.objects.run(DISK.replace, self._saved, text)
         except StorageError as error:  # it is saved again with the next catalog
