@@ -110,6 +110,7 @@ class SharedTopics:
         self._broker = uuid7().hex
         self._ends: dict[int, int] = {}  # ends of logs to announce
         self._changed = False  # new or deleted topics are to be announced
+        self._unsaved = False  # the file does not have them yet
         self._unannounced = asyncio.Event()  # there is something to announce
         self._stale = asyncio.Event()  # the catalog must be read
         self._loaded = asyncio.Event()  # the catalog was read at least once
@@ -204,6 +205,7 @@ class SharedTopics:
     async def _save(self) -> None:
         if self._saved is None or self.database.identity is None:
             return  # nothing is new
+        self._unsaved = False
         rows = [
             {
                 "id": one.log_id,
@@ -308,7 +310,7 @@ class SharedTopics:
     def _announce_change(self) -> None:
         self._changed = True
         self._unannounced.set()
-        self._stale.set()  # so that the file has it, too
+        self._unsaved = True
 
     def _add(self, rows: Sequence[Row], *, rewind: bool = False) -> None:
         """Add or update these logs. With `rewind`, their ends may have moved back."""
@@ -466,6 +468,8 @@ class SharedTopics:
     async def _keep_polling(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
+            if self._unsaved:
+                await self._save()
             watched = [one.log_id for one in self._by_id.values() if one.watched]
             if not watched or not self.database.healthy:
                 continue
