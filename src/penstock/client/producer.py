@@ -24,11 +24,17 @@ from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Self, TypedDict, Unpack
 
-from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Connection, Link, Waiting
 from penstock.client.items import check_names
-from penstock.client.new_records import Outgoing, RecordFields, outgoing, produce_frame, size_of
 from penstock.client.reader import ask
+from penstock.client.records import (
+    BatchNumbers,
+    Outgoing,
+    RecordFields,
+    outgoing,
+    produce_frame,
+    size_of,
+)
 from penstock.errors import (
     ConnectionLost,
     InvalidRequest,

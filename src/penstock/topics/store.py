@@ -121,7 +121,9 @@ class TopicStore:
         )
         self.scrub = Scrub(self.context, directory / PRIVATE, self, self._scrub_shared, metrics)
         self._running = False
-        self._deletions: list[Callable[[AnyLog], None]] = []
+        self._deletions: list[Callable[[AnyLog], None]] = [
+            lambda topic: metrics.forget("topic", topic.name)
+        ]
         metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._partitions))
         metrics.gauge(
             "penstock_topics_unreadable",
@@ -397,9 +399,8 @@ class TopicStore:
         if self.shared is not None and isinstance(before, SharedLog):
             await self.shared.add_partitions(name, count)
             return
-        self._refuse_moving(before)
-        if name in self._creating:
-            await asyncio.wait([self._creating[name]])
+        await self.wait_for_creation(name)
+        self._refuse_moving(self.require(name))
         work = self._add_partitions(name, count)
         making = self._creating[name] = asyncio.get_running_loop().create_task(work)
         await asyncio.shield(making)
@@ -421,6 +422,11 @@ class TopicStore:
             return first
         finally:
             del self._creating[name]
+
+    async def wait_for_creation(self, name: str) -> None:
+        """Wait while the topic, or a partition of it, is being created."""
+        while name in self._creating:
+            await asyncio.wait([self._creating[name]])
 
     async def _wait_for_deletion(self, name: str) -> None:
         deletion = self._deleting.get(name)
@@ -475,6 +481,8 @@ class TopicStore:
         if self.shared is not None and isinstance(self.get(name), SharedLog):
             await self.shared.delete(name)
             return
+        if name in self._partitions:  # a new partition must not outlive the others
+            await self.wait_for_creation(name)
         failed = self._deleting.get(name)
         if failed is None or not failed.task.done():
             self._refuse_moving(self.require(name))

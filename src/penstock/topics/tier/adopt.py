@@ -157,8 +157,12 @@ class Adoption:
         return report
 
     def _has_topics(self) -> bool:
-        names = DISK.list_dir(self._data)
-        return any(is_topic_name(name) and DISK.is_dir(self._data / name) for name in names)
+        places = (self._data, self._data / PRIVATE / LOGS)
+        return any(
+            is_topic_name(name) and DISK.is_dir(place / name)
+            for place in places
+            for name in DISK.list_dir(place)
+        )
 
     def _read_state(self) -> TierState | None:
         try:

@@ -1,5 +1,13 @@
-"""Records on their way to a topic: payloads alone, or with keys, headers and timestamps."""
+"""What a producer sends: records, and the numbers by which the broker stores each batch once.
 
+The broker refuses a batch while it does not have the one before it, so that a retried batch is not
+overtaken. A batch that is refused for good, or whose outcome is unknown, is not sent again: the
+broker would wait for its number forever. The following batches get a new id, and the broker accepts
+any first number of an id that it does not know.
+"""
+
+import asyncio
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TypedDict
@@ -52,3 +60,23 @@ def produce_frame(
         return frames.produce_batch(label, payloads, producer)
     whole = [one if isinstance(one, NewRecord) else NewRecord(one) for one in records]
     return frames.produce_records(label, whole, producer)
+
+
+class BatchNumbers:
+    """The id of a producer and the numbers of its batches for one partition."""
+
+    __slots__ = ("_following", "id", "turn")
+
+    def __init__(self) -> None:
+        self.id = os.urandom(16)
+        self._following = 0
+        self.turn = asyncio.Lock()  # for a producer that sends one batch at a time
+
+    def take(self) -> int:
+        """Return the number of the next batch."""
+        self._following += 1
+        return self._following - 1
+
+    def renew_id(self) -> None:
+        """Start again under a new id: a batch under the current one is not sent any more."""
+        self.id = os.urandom(16)
