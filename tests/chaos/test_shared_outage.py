@@ -86,6 +86,8 @@ def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
         produce("local", "during").raise_for_status()
         assert stored("local") == ["before", "during"]
         assert stored("shared") == ["before"]
+        # Whether there is more is not known: an empty answer would say that there is not.
+        assert http.get("/topics/shared/consume", params={"offset": 1}).status_code == 503
         assert consumed_by_a_group(broker, "local", 2) == ["before", "during"]
         # The error that Kafka's client gets is one that it tries again after.
         producer.produce("shared", b"kafka", on_delivery=lambda error, _: failures.append(error))
@@ -221,6 +223,7 @@ def test_a_broker_that_never_reached_the_database_makes_no_local_topic_of_a_shar
             return http.post("/topics/orders/produce", json=record)
 
         assert produce().status_code == 503
+        assert http.get("/topics/orders/consume").status_code == 503
         server.start()
         until(lambda: produce().status_code == 201, SECONDS, "the database is back")
         assert http.get("/topics/orders").raise_for_status().json()["placement"] == "shared"

@@ -265,9 +265,14 @@ class SharedTopics:
         if topic not in self._partitions:
             if self.database.healthy:
                 self._add(await self.database.read(LOGS, topic))
-            elif not self._loaded.is_set():
-                raise Unavailable(f"it is not known yet whether topic {topic!r} is a shared one")
+            else:
+                self.refuse_unknown(topic)
         return self._logs.get(topic)
+
+    def refuse_unknown(self, topic: str) -> None:
+        """Raise Unavailable if any topic may be a shared one: no list of them was read yet."""
+        if not self._loaded.is_set():
+            raise Unavailable(f"it is not known yet whether topic {topic!r} is a shared one")
 
     async def create(self, topic: str, partitions: int) -> SharedLog:
         check_name(topic)
