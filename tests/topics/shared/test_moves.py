@@ -1,5 +1,7 @@
 """Local topics that become shared ones."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.io.fs import Disk
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
@@ -78,6 +81,35 @@ async def test_sequences_of_kafka_producers_continue(moving: Moving) -> None:
     with pytest.raises(Conflict):
         await shared.append_batch(*kafka_batch(6, 1))
     assert (await shared.append_batch(*kafka_batch(5, 1))).first_offset == 5
+
+
+async def test_a_partition_that_is_being_added_moves_with_the_others(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, free = threading.Event(), threading.Event()
+    rename = Disk.rename
+
+    def held(disk: Disk, source: Path, target: Path) -> None:
+        if target.name == "1":
+            reached.set()
+            assert free.wait(60)
+        rename(disk, source, target)
+
+    monkeypatch.setattr(Disk, "rename", held)
+    topics = moving.topics
+    await (await topics.create("orders", form="kafka")).append([b"a"])
+    adding = asyncio.ensure_future(topics.add_partitions("orders", 2))
+    await eventually(reached.is_set)
+    await moving.moves.begin("orders")
+    move = asyncio.ensure_future(moving.move("orders"))
+    await eventually(lambda: move.done() or moving.moves.status("orders").copied == 1)
+    await asyncio.wait([move], timeout=0.2)
+    free.set()
+    await asyncio.gather(adding, move)
+    assert topics.partitions("orders") == 2
+    second = topics.partition("orders", 1)
+    assert isinstance(second, SharedLog)
+    assert (await second.append([b"b"])).first_offset == 0
 
 
 async def test_a_move_that_cannot_be_made_is_refused(moving: Moving, broker: SharedTopics) -> None:
