@@ -278,7 +278,10 @@ def test_a_listener_that_was_killed_is_removed_by_the_next(
             bind(connection, f"{queue}-next")
         return f"{queue}-killed" not in groups()
 
-    until(next_one_removes_it, 60, "the group is removed")
+    with kombu.Connection(url) as living:
+        bind(living, f"{queue}-living")
+        until(next_one_removes_it, 60, "the group is removed")
+        assert f"{queue}-living" in groups()
 
 
 def test_a_reply_queue_whose_client_was_killed_expires_and_is_removed_by_the_next(
