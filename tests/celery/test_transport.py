@@ -1,6 +1,7 @@
 """The transport of kombu without Celery."""
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -66,6 +67,20 @@ def test_a_url_for_tls_sends_nothing_in_clear(transport: str | None) -> None:
             connection.connect()
         thread.join(30)
     assert heard[0].startswith(b"\x16")  # the handshake of TLS
+
+
+@pytest.mark.parametrize("transport", [None, "penstock.celery:Transport"])
+def test_a_copy_of_a_connection_has_scheme_and_token_and_shows_no_token(
+    transport: str | None,
+) -> None:
+    connection = kombu.Connection("penstocks://:secret@127.0.0.1:7", transport=transport)
+    for one in (connection.clone(), pickle.loads(pickle.dumps(connection)), connection):
+        assert one.transport.brokers.urls == ["https://127.0.0.1:7"]
+        assert one.transport.brokers.headers() == (("Authorization", "Bearer secret"),)
+        assert one.as_uri() == "penstocks://127.0.0.1:7/"
+        about = one.info()  # `celery inspect stats` shows it without this field
+        assert about.pop("password") == "secret"
+        assert "secret" not in str(about)
 
 
 def test_waiting_is_one_long_request(url: str, queue: str, api: httpx.Client) -> None:
