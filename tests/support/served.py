@@ -93,7 +93,11 @@ async def serving(  # noqa: PLR0913 - settings of every listener
             TcpServer(TcpSettings(**{"port": 0, **(tcp or {})}), *parts, **guards),
             KafkaServer(KafkaSettings(**{"port": 0, **(kafka or {})}), *parts, **guards),
             HttpServer(
-                Router(routes_of(TopicsApi(topics, groups, feeds), TopicGroupsApi(topics, groups))),
+                Router(
+                    routes_of(
+                        TopicsApi(topics, groups, feeds, None), TopicGroupsApi(topics, groups)
+                    )
+                ),
                 HttpSettings(port=0, **(http or {})),
                 metrics=metrics,
                 binding=Binding(tls),

@@ -16,6 +16,7 @@ from penstock.contract.messages import ScheduledMessages
 from penstock.contract.queues import Queue, QueueDetails, QueuePartition
 from penstock.contract.routes import RoutePushed, RouteStatus
 from penstock.contract.schedules import Schedule, ScheduleRun
+from penstock.contract.topics import TopicMove
 from penstock.errors import Conflict, InvalidRequest
 from penstock.protocol.headers import check as check_headers
 from penstock.protocol.names import DEFAULT_PARTITION
@@ -83,12 +84,12 @@ class AdminClient:
         """Turn a local topic into a shared one, and return when it is. Offsets and groups are kept.
         Raises `Conflict` if that is not possible.
         """
-        move = await self._brokers.call(operations.MOVE_TOPIC, topic)
-        while move.state != "shared":
+        move: TopicMove | None = await self._brokers.call(operations.MOVE_TOPIC, topic)
+        while move is not None and move.state != "shared":
             if move.state == "failed":
                 raise Conflict(f"topic {topic!r} was not moved: {move.problem}")
             await asyncio.sleep(MOVE_SECONDS)
-            move = await self._brokers.call(operations.GET_TOPIC_MOVE, topic)
+            move = (await self._brokers.call(operations.GET_TOPIC, topic)).move
 
     async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""

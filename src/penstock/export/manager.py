@@ -26,8 +26,7 @@ from penstock.errors import (
     StorageFailed,
     Unavailable,
 )
-from penstock.export.clock import Clock
-from penstock.export.context import RouteContext
+from penstock.export.context import Clock, RouteContext
 from penstock.export.inspection import examine, first_records, waiting_records
 from penstock.export.routes import ExportRoute
 from penstock.export.routestate import read_state
@@ -250,7 +249,7 @@ class Exports:
             del self._routes[name]
             await route.stop()
             await self._context.in_pool(self._context.fs.remove_tree, self.directory / name)
-            self._metrics.forget(name)
+            self._context.metrics.forget("route", name)
 
 
 def _refuse_loss(route: ExportRoute) -> None:
