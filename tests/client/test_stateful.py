@@ -99,7 +99,7 @@ async def test_retry_decides_how_often_and_when_a_message_with_state_comes_again
             if message.data == 1:
                 raise RuntimeError("never")
 
-        await running(client, lambda: count.handled == 1)
+        await consume_until(client, lambda: count.handled == 1)
         assert attempts == [(1, 1, 0), (1, 2, 0), (2, 1, 0)]
         assert (await client.admin.dead_letters(queue)).total == 1
 
