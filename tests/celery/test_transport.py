@@ -83,6 +83,14 @@ def test_a_copy_of_a_connection_has_scheme_and_token_and_shows_no_token(
         assert "secret" not in str(about)
 
 
+def test_after_a_switch_to_an_alternate_every_broker_keeps_its_port() -> None:
+    connection = kombu.Connection("penstock://one;penstock://two:7000")
+    assert connection.transport.brokers.urls == ["http://one:6632", "http://two:7000"]
+    connection.switch("penstock://two:7000")
+    assert connection.transport.brokers.urls == ["http://two:7000", "http://one:6632"]
+    assert connection.as_uri() == "penstock://two:7000/"
+
+
 def test_waiting_is_one_long_request(url: str, queue: str, api: httpx.Client) -> None:
     with kombu.Connection(url) as connection, connection.SimpleQueue(queue) as simple:
         with pytest.raises(simple.Empty):

@@ -313,9 +313,10 @@ def _brokers(client: Any) -> BlockingBrokers:
     first["transport"] = client.transport_cls
     if "://" in (client.hostname or ""):  # otherwise kombu has switched to an alternate
         first = parse_url(client.hostname)
+    first["port"] = first["port"] or client.port
     places = [first, *(parse_url(url) for url in client.alt if "://" in url)]
     secure = bool(client.ssl) or any(one["transport"] == "penstocks" for one in places)
-    hosts = [_address(one["hostname"], one["port"] or client.port) for one in places]
+    hosts = [_address(one["hostname"], one["port"]) for one in places]
     client.password = first["password"] or client.password
     # kombu and Celery show it to people and copy it: it has the scheme, and not the token.
     client.hostname = f"{'penstocks' if secure else 'penstock'}://{hosts[0]}"
