@@ -75,10 +75,10 @@ class Counter:
 
     def forget(self, *first_labels: str) -> None:
         """Remove all values with one of these first labels."""
-        gone = frozenset(first_labels)
+        gone = {(label,) for label in first_labels}
         for sums in list(self._sums.values()):
-            for labels in list(sums):
-                if labels[0] in gone:
+            for labels in gone if len(self.labels) == 1 else list(sums):
+                if labels[:1] in gone:
                     sums.pop(labels, None)
 
     def current(self) -> dict[Labels, float]:

@@ -9,6 +9,7 @@ import pytest
 from penstock.buffer.maintenance import READ, Maintenance
 from penstock.errors import Busy, InvalidRequest, MissingKey, Unavailable
 from penstock.io.fs import DISK
+from penstock.metrics import Metrics
 from penstock.queues.types import Item, PopRequest
 from tests.support.buffers import (
     Store,
@@ -104,7 +105,7 @@ async def test_a_read_that_a_switch_overtakes_does_not_undo_it(database_url, scr
     async with started(database_url) as database:
         modes, reading, fetch = [], 0, database.fetch
         maintenance = Maintenance(
-            database, scratch, DISK, lambda: modes.append(maintenance.modes.push)
+            database, scratch, DISK, Metrics(), lambda: modes.append(maintenance.modes.push)
         )
         await maintenance.start()
         old, resume = asyncio.Event(), asyncio.Event()

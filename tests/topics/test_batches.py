@@ -361,6 +361,8 @@ async def test_partitions_are_logs_with_one_name(tmp_path: Path) -> None:
         assert store.get("orders") is store.partition("orders", 0)
         with pytest.raises(NotFound, match="3 partitions"):
             store.partition("orders", 3)
+        with pytest.raises(NotFound, match="has 3 partitions, not 7"):
+            await store.create("orders/7")  # as for a record to a partition that there is not
         await store.add_partitions("orders", 4)
         with pytest.raises(InvalidRequest, match="not removed"):
             await store.add_partitions("orders", 2)

@@ -294,7 +294,7 @@ class Events:
         }
 
     async def read(self) -> str:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while b"\n\n" not in self._text:
                 size = int((await self._wire.reader.readuntil(b"\r\n"))[:-2], 16)
                 piece = await self._wire.reader.readexactly(size + 2)
@@ -434,7 +434,7 @@ async def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path:
         topic = await served.topics.create("t")
         await served.topics.delete("t")
         served.feeds.subscribe(topic, Subscriber(), topic.next_offset)
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
 
 
 async def test_clients_that_leave_are_forgotten(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ class Maintenance:
             try:
                 self.modes = msgspec.json.decode(self._fs.read(self._path), type=Modes)
                 self._changed()
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, StorageError) as error:
                 log.error(
                     "%s cannot be read (%s): maintenance is off until the database can be read",
                     self._path,

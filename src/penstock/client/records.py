@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TypedDict
 
+from penstock.errors import InvalidRequest
 from penstock.protocol import frames
 from penstock.protocol.frames import Bytes
 from penstock.protocol.kafka_batch import Headers, NewRecord
@@ -28,6 +29,7 @@ class RecordFields(TypedDict, total=False):
     partition: int | None  # default: as the key's hash says, or one after another
 
 
+BYTES = (bytes, bytearray, memoryview)
 # A payload alone, or a record with a key, headers, a timestamp or no value.
 Outgoing = Bytes | NewRecord
 
@@ -44,11 +46,34 @@ def outgoing(payload: Bytes | None, fields: RecordFields) -> Outgoing:
 
 
 def size_of(record: Outgoing) -> int:
-    """Return the size of a record in bytes."""
-    if not isinstance(record, NewRecord):
+    """Return the size of a record in bytes. Raises InvalidRequest for a field of a wrong type,
+    which would fail the whole batch.
+    """
+    if isinstance(record, BYTES):
         return len(record)
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
-    return len(record.value or b"") + len(record.key or b"") + headers
+    if not isinstance(record, NewRecord):
+        raise _wrong("a payload", record)
+    size = 0
+    for name, text in record.headers:
+        if not isinstance(name, str):
+            raise InvalidRequest(f"the name of a header is text, not {type(name).__name__}")
+        size += len(name) + _size("the value of a header", text)
+    at = record.timestamp
+    if at is not None and not (isinstance(at, int) and abs(at) < 1 << 63):
+        raise InvalidRequest(f"a timestamp is a time or milliseconds since 1970, not {at!r}")
+    return size + _size("a payload", record.value) + _size("a key", record.key)
+
+
+def _size(what: str, part: Bytes | None) -> int:
+    if part is None:
+        return 0
+    if not isinstance(part, BYTES):
+        raise _wrong(what, part)
+    return len(part)
+
+
+def _wrong(what: str, part: object) -> InvalidRequest:
+    return InvalidRequest(f"{what} is bytes, not {type(part).__name__}: encode it first")
 
 
 def produce_frame(

@@ -349,6 +349,9 @@ class TopicStore:
             if isinstance(topic, Topic) and placement == SHARED:
                 raise Conflict(f"topic {name!r} exists on this broker and is not shared")
             return topic
+        whole, _, number = name.partition("/")
+        if number.isdecimal() and 0 < self.partitions(whole) <= int(number):
+            return self.partition(whole, int(number))  # raises NotFound: it has fewer
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")

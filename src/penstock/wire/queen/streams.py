@@ -19,7 +19,7 @@ from penstock.wire.http.api.items import ItemLimit
 from penstock.wire.http.api.pushes import push_answers, received
 from penstock.wire.http.messages import Headers, HttpHead, Request, Response, json_response
 from penstock.wire.http.routes import route
-from penstock.wire.queen.shapes import Json
+from penstock.wire.queen.aliases import Json
 
 
 class QueryBody(msgspec.Struct):
