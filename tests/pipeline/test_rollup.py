@@ -422,9 +422,9 @@ def test_a_rollup_finds_every_queue_and_topic_and_refuses_unknown_ones(
     named = _catalog(postgres, [rolled.ledger.queue])
     assert _catalog(postgres, []).queues.items() >= named.queues.items()
     assert rolled.topic in _topic_names(tcp, None, [])
-    with pytest.raises(NotFound, match="no topic 'nobody'"):
+    with pytest.raises(NotFound, match="topic 'nobody' does not exist"):
         rollup(spark, RollupOptions(topics=["nobody"], broker=tcp, database=database))
-    with pytest.raises(NotFound, match="no queue 'nobody'"):
+    with pytest.raises(NotFound, match="queue 'nobody' does not exist"):
         rollup(spark, RollupOptions(queues=["nobody"], database=database))
     with pytest.raises(InvalidRequest, match="since is a time such as"):
         rollup(spark, RollupOptions(since="last week", database=database))
