@@ -29,8 +29,7 @@ import uvloop
 from bench.harness import Contest, Figure
 from penstock.config import Config
 from penstock.config.schema import SendQueueSettings, TopicsSettings
-from penstock.export.clock import Clock
-from penstock.export.context import RouteContext
+from penstock.export.context import Clock, RouteContext
 from penstock.export.manager import Exports
 from penstock.export.payload import SNAPPY, compress
 from penstock.export.sendqueue import SendQueue as Queue

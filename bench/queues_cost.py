@@ -11,7 +11,8 @@ load generator in this process.
 The second form compares the broker of this tree with the one of another commit. Both run on the
 libraries installed here and on one PostgreSQL, each in its own database, and take turns. The first
 ratio is that of the medians of the CPU of broker and PostgreSQL together, above 1 where this tree
-costs more; the second is that of the messages per second, below 1 where this tree is slower.
+costs more; those of each of them follow. The last is that of the messages per second, below 1 where
+this tree is slower. `--only push` restricts it to works whose name contains the word.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def _cost(ground: Ground, once: Round) -> dict[str, float]:
     return best
 
 
-def compare(reference: str, rounds: int) -> None:
+def compare(reference: str, rounds: int, only: str) -> None:
     """Print the CPU per message of this tree and of another commit."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-cost-")))
@@ -121,7 +122,9 @@ def compare(reference: str, rounds: int) -> None:
             "pop + ack 100, 8 connections": partial(load.take, 8, 100),
         }
         for name, once in works.items():
-            spent: dict[str, list[float]] = {side: [] for side in brokers}
+            if only not in name:
+                continue
+            spent: dict[str, list[dict[str, float]]] = {side: [] for side in brokers}
             speeds: dict[str, list[float]] = {side: [] for side in brokers}
             for turn in range(rounds + 1):
                 for side in sorted(brokers, reverse=bool(turn % 2)):
@@ -129,17 +132,27 @@ def compare(reference: str, rounds: int) -> None:
                     ground.port = int(ground.broker.url.rpartition(":")[2])
                     speed, costs = _measure(ground, once)
                     if turn:  # the first round fills caches
-                        spent[side].append(costs["broker"] + costs["PostgreSQL"])
+                        spent[side].append(costs | {"both": costs["broker"] + costs["PostgreSQL"]})
                         speeds[side].append(speed)
-            here, there = (statistics.median(spent[side]) for side in ("here", reference))
             fast, before = (statistics.median(speeds[side]) for side in ("here", reference))
-            each = " ".join(f"{a / b:.2f}" for a, b in zip(*spent.values(), strict=True))
+            here, there = spent["here"], spent[reference]
+            each = " ".join(
+                f"{a['both'] / b['both']:.2f}" for a, b in zip(here, there, strict=True)
+            )
+            parts = ", ".join(
+                f"{part} {_median(here, part):.1f} and {_median(there, part):.1f} µs, "
+                f"ratio {_median(here, part) / _median(there, part):.2f}"
+                for part in ("both", "broker", "PostgreSQL")
+            )
             print(
-                f"{name:28} here {here:7.1f} µs, {reference[:12]} {there:7.1f} µs, "
-                f"ratio {here / there:.2f} (rounds: {each}); {fast:,.0f} and {before:,.0f} messages/s, "
+                f"{name:28} {parts} (rounds: {each}); {fast:,.0f} and {before:,.0f} messages/s, "
                 f"ratio {fast / before:.2f}",
                 flush=True,
             )
+
+
+def _median(costs: list[dict[str, float]], part: str) -> float:
+    return statistics.median(one[part] for one in costs)
 
 
 async def _take(ground: Ground, connections: int, batch: int) -> float:
@@ -206,5 +219,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="bench.queues_cost", description=__doc__)
     parser.add_argument("--against", required=True, help="the other commit (a git reference)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default: 5)")
+    parser.add_argument("--only", default="", help="a part of the names of works to compare")
     arguments = parser.parse_args()
-    compare(arguments.against, arguments.rounds)
+    compare(arguments.against, arguments.rounds, arguments.only)

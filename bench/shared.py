@@ -45,7 +45,7 @@ from penstock.topics.groups import Groups
 from penstock.topics.shared.catalog import SharedTopics
 from penstock.topics.store import TopicStore
 from penstock.wire.tcp import TcpServer
-from penstock.wire.tcp.memory import keep_freed_memory
+from penstock.wire.tcp.server import keep_freed_memory
 
 SIZE = 200
 SECONDS = 2.0

@@ -70,7 +70,7 @@ async def serve(
     feeds = Feeds()
     tcp = TcpServer(TcpSettings(port=0), topics, groups, metrics)
     http = HttpServer(
-        Router(routes_of(TopicsApi(topics, groups, feeds))),
+        Router(routes_of(TopicsApi(topics, groups, feeds, None))),
         HttpSettings(port=0),
         metrics=metrics,
     )

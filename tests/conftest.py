@@ -48,6 +48,7 @@ if RUN:
 LEFT = pytest.StashKey[list[str]]()
 machine.cache_bytecode()
 machine.share_certificates()
+machine.wait_longer_for_answers()
 if SHORT:
     import hypothesis  # a narrow run that needs it not should not wait for it
 
@@ -258,6 +259,12 @@ def scratch() -> Iterator[Path]:
     directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def queue() -> str:
+    """A name that no other test has."""
+    return f"q-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

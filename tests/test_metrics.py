@@ -97,6 +97,22 @@ def test_values_of_queues_are_bounded_in_memory_and_none_is_lost():
     assert sum(name.startswith("c_total") for name in samples) == 11
 
 
+def test_what_was_deleted_makes_room_in_all_counters_of_its_kind():
+    metrics = Metrics(max_series=1)
+    acked = metrics.counter("a_total", "help", "queue", "status")
+    other = metrics.counter("o_total", "help", "route")
+    for number in range(12):
+        acked.add(1, f"q{number}", "completed")
+    other.add(1, "q1")
+    assert metrics.counted("queue") == {f"q{number}" for number in range(10)}
+    metrics.forget("queue", "q1", "q2", "unknown")
+    metrics.forget("queue")
+    acked.add(3, "new", "completed")
+    assert metrics.counted("queue") == {"new", "q0", *(f"q{number}" for number in range(3, 10))}
+    assert acked.value("(other)", "completed") == 2
+    assert other.value("q1") == 1
+
+
 def test_what_threads_add_at_once_is_all_counted_and_can_be_read_meanwhile():
     metrics = Metrics()
     counter = metrics.counter("c_total", "C", "route", "number")

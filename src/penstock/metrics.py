@@ -73,11 +73,12 @@ class Counter:
     def value(self, *label_values: str) -> float:
         return sum(sums.get(label_values, 0) for sums in list(self._sums.values()))
 
-    def forget(self, first_label: str) -> None:
-        """Remove all values with this first label."""
+    def forget(self, *first_labels: str) -> None:
+        """Remove all values with one of these first labels."""
+        gone = {(label,) for label in first_labels}
         for sums in list(self._sums.values()):
-            for labels in list(sums):
-                if labels[:1] == (first_label,):
+            for labels in gone if len(self.labels) == 1 else list(sums):
+                if labels[:1] in gone:
                     sums.pop(labels, None)
 
     def current(self) -> dict[Labels, float]:
@@ -274,6 +275,23 @@ class Metrics:
             raise ValueError(f"metric {instrument.name} is registered twice")
         self._instruments[instrument.name] = instrument
         return instrument
+
+    def counted(self, label: str) -> set[str]:
+        """Return the values of a label that counters have, without `(other)`."""
+        counters = self._counters(label)
+        return {labels[0] for one in counters for labels in one.current()} - {OTHER}
+
+    def forget(self, label: str, *values: str) -> None:
+        """Remove the counts of objects that were deleted, to make room for those of new ones."""
+        for counter in self._counters(label) if values else ():
+            counter.forget(*values)
+
+    def _counters(self, label: str) -> list[Counter]:
+        return [
+            one
+            for one in self._instruments.values()
+            if isinstance(one, Counter) and one.labels[:1] == (label,)
+        ]
 
     def values_of(self, name: str) -> Mapping[Labels, float]:
         """Return the values of a counter or gauge; empty if the name is unknown."""

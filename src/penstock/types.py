@@ -3,7 +3,7 @@
 Programs catch errors from `penstock.errors`, and construct classes from `penstock` itself.
 """
 
-from penstock.client.admin import AdminClient, DeadLetterFilter
+from penstock.client.admin import AdminClient, DeadLetterFilter, Routes, Schedules
 from penstock.client.buffer import BufferOptions
 from penstock.client.client import QueueSettings
 from penstock.client.consumer import ConsumerOptions
@@ -11,8 +11,6 @@ from penstock.client.items import MessageOptions, PushOptions, TakeOptions
 from penstock.client.messages import AckStatus, Received
 from penstock.client.producer import Delivery, ProducerOptions
 from penstock.client.reader import ReaderOptions
-from penstock.client.routes import Routes
-from penstock.client.schedules import Schedules
 from penstock.client.sync import (
     SyncAdminClient,
     SyncProducer,

@@ -84,7 +84,7 @@ async def test_a_backup_under_appends_and_moves_restores_all_that_was_answered(
         # Readers may have seen records that are not in the backup: their offsets are not used.
         again = (await restored.append([b"after"])).first_offset
         assert again >= end
-        [gap] = await topics.calls.gaps(restored.log_id)
+        [gap] = await restored.gaps()
         assert (gap["gap_start"], gap["gap_end"]) == (len(found), again)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.buffer.admission import FIRST_EVENTS, Admission
+from penstock.buffer.backlog import FIRST_EVENTS, Admission
 
 
 async def test_half_of_what_is_committed_is_admitted_in_the_order_of_asking():

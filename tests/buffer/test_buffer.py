@@ -20,7 +20,7 @@ from tests.support.buffers import (
     replayed,
 )
 from tests.support.faults import FaultyFs
-from tests.support.wait import eventually
+from tests.support.wait import eventually, until
 
 
 async def test_while_the_database_is_up_a_push_goes_straight_to_it(tmp_path):
@@ -319,8 +319,13 @@ async def test_the_byte_cap_refuses_clearly_and_gives_way_when_the_backlog_is_go
     async with over_store(tmp_path, healthy=False, max_bytes=1000) as (store, buffer):
         await buffer.push(items(f'"{"x" * 600}"'))
         size = buffer.status.bytes
-        buffer.journal._complete()  # as in the pool, before the event loop hears of it
+        sealing = asyncio.create_task(buffer.journal.seal())
+        await asyncio.sleep(0)
+        # The pool has renamed the file, and the event loop has not heard of it: it waits here.
+        until(lambda: names(tmp_path) and not any(tmp_path.glob("*.tmp")))
+        assert not sealing.done()
         assert buffer.status.bytes == size > 600
+        await sealing
         with pytest.raises(StorageFull, match="of 1000 bytes"):
             await buffer.push(items(f'"{"y" * 600}"'))
         store.go(True)

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.buffer.maintenance import READ
+from penstock.buffer.maintenance import READ, Maintenance
 from penstock.errors import Busy, InvalidRequest, MissingKey, Unavailable
+from penstock.io.fs import DISK
+from penstock.metrics import Metrics
 from penstock.queues.types import Item, PopRequest
 from tests.support.buffers import (
     Store,
@@ -19,6 +21,7 @@ from tests.support.buffers import (
     real,
     replayed,
 )
+from tests.support.database import started
 from tests.support.wait import eventually
 
 
@@ -99,26 +102,32 @@ async def test_qos0_events_of_encrypted_queues_are_sealed_in_their_file(database
 
 
 async def test_a_read_that_a_switch_overtakes_does_not_undo_it(database_url, scratch, monkeypatch):
-    async with real(database_url, scratch) as (buffer, queues):
-        maintenance, fetch = buffer.maintenance, queues.database.fetch
+    async with started(database_url) as database:
+        modes, reading, fetch = [], 0, database.fetch
+        maintenance = Maintenance(
+            database, scratch, DISK, Metrics(), lambda: modes.append(maintenance.modes.push)
+        )
+        await maintenance.start()
         old, resume = asyncio.Event(), asyncio.Event()
 
         async def slowly(statement, *arguments):
+            nonlocal reading
+            reading += statement == READ
             rows = await fetch(statement, *arguments)
             if statement == READ:
                 old.set()
                 await resume.wait()
+                reading -= 1
             return rows
 
-        monkeypatch.setattr(queues.database, "fetch", slowly)
-        modes = []
-        monkeypatch.setattr(maintenance, "_changed", lambda: modes.append(maintenance.modes.push))
+        monkeypatch.setattr(database, "fetch", slowly)
         maintenance.settings_changed(None)
         await old.wait()
         await maintenance.switch(push=True)
         resume.set()
-        await maintenance._reading
+        await eventually(lambda: reading == 0)
         assert modes == [True]
+        await maintenance.stop()
 
 
 async def test_lines_of_a_buffer_file_can_be_handed_to_a_broker_as_they_are(database_url, scratch):

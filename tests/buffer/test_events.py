@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.buffer.events import decode, decode_all, encode
+from penstock.buffer.events import encode, item_of
 from penstock.errors import InvalidRequest
+from penstock.protocol import buffer_lines
 from penstock.queues.types import Item
 
 TRACE = "0198c5a0-0000-7000-8000-000000000001"
@@ -43,6 +44,10 @@ LINES = {
         HEAD.replace(b'"p"', b'"Default"') % b"1" + b'"unordered":true,"crc32c":"7d8ebb0f"}',
     ),
 }
+
+
+def decode(line: bytes) -> Item:
+    return item_of(buffer_lines.decode(line, ""))
 
 
 @pytest.mark.parametrize(("item", "line"), LINES.values(), ids=LINES)
@@ -133,7 +138,7 @@ def test_what_is_written_is_read_back(rows):
     ]
     data = b"".join(encode(given_items))
     assert data.count(b"\n") == len(rows)
-    for item, back in zip(given_items, decode_all(data), strict=True):
+    for item, back in zip(given_items, map(item_of, buffer_lines.decode_all(data)), strict=True):
         assert (back.queue, back.partition, back.transaction_id) == (
             item.queue,
             item.partition,

@@ -10,16 +10,18 @@ outcome is unknown to the client), but never twice.
 import asyncio
 import errno
 import itertools
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 
 from penstock.buffer.failed import FailedEvents, RefusedEvent
 from penstock.buffer.storage import BufferStorage
 from penstock.config.schema import BufferSettings as Settings
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StorageError
 from penstock.io.fs import DISK
 from penstock.metrics import Metrics
 from penstock.queues.types import Item
@@ -181,6 +183,28 @@ async def test_after_a_failed_fsync_the_same_events_go_to_a_new_file(tmp_path):
     assert len([path for path in fs.files if "failover" in path.name]) == 2
     await kill(buffer)
     await recover(tmp_path, fs.crash(Random(1), "drop"), store, ledger)
+
+
+async def test_a_push_is_refused_and_does_not_wait_forever_when_its_directory_is_deleted(tmp_path):
+    async with buffering(tmp_path / "buffers", Store(healthy=False)) as buffer:
+        shutil.rmtree(tmp_path / "buffers")
+        with pytest.raises(StorageError):
+            async with asyncio.timeout(10):
+                await buffer.push(items(1))
+        (tmp_path / "buffers").mkdir()
+        assert [one.status for one in await buffer.push(items(2))] == ["buffered"]
+
+
+async def test_a_bug_in_the_writer_refuses_the_pushes_that_it_was_writing(tmp_path, monkeypatch):
+    fs, store = FaultyFs(), Store(healthy=False)
+    buffer = await killable(tmp_path, store, fs)
+    with monkeypatch.context() as patch:
+        patch.setattr(fs, "open", Mock(side_effect=RuntimeError("a bug")))
+        with pytest.raises(StorageError, match="writer ended"):
+            async with asyncio.timeout(10):
+                await buffer.push(items(1))
+    assert [one.status for one in await buffer.push(items(2))] == ["buffered"]
+    await kill(buffer)
 
 
 def test_the_table_of_failed_files_can_be_read_while_pool_threads_change_it(tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from penstock.buffer.maintenance import Modes
+from penstock.metrics import Metrics
 from tests.support.buffers import Store, buffering, items, names, over_store
 from tests.support.wait import eventually
 
@@ -81,13 +82,16 @@ async def test_a_damaged_note_of_the_modes_is_no_reason_not_to_start(tmp_path):
 async def test_a_change_told_while_the_last_one_is_being_read_is_not_missed(tmp_path):
     store = Store()
     async with buffering(tmp_path, store) as one, buffering(tmp_path, store) as two:
-        read, seen, go_on = store.fetch, asyncio.Event(), asyncio.Event()
+        read, seen, go_on, reading = store.fetch, asyncio.Event(), asyncio.Event(), 0
 
         async def slow(sql, *args):
+            nonlocal reading
             rows = await read(sql, *args)
             if "INSERT" not in sql:
                 seen.set()
+                reading += 1
                 await go_on.wait()  # the answer is on its way, and out of date
+                reading -= 1
             return rows
 
         store.fetch = slow
@@ -95,6 +99,27 @@ async def test_a_change_told_while_the_last_one_is_being_read_is_not_missed(tmp_
         await seen.wait()
         await one.maintenance.switch(push=False)
         go_on.set()
-        await eventually(lambda: two.maintenance._reading.done())
+        await eventually(lambda: reading == 0)
         assert not two.maintenance.modes.push
         assert not one.maintenance.modes.push
+
+
+async def test_a_mode_is_followed_after_a_read_that_failed_because_of_a_bug(tmp_path):
+    store, metrics = Store(), Metrics()
+    async with (
+        buffering(tmp_path, store) as one,
+        buffering(tmp_path, store, metrics=metrics) as two,
+    ):
+        read, failures = store.fetch, 2
+
+        async def fail(sql, *args):
+            nonlocal failures
+            if "INSERT" not in sql and failures:
+                failures -= 1
+                raise RuntimeError("a bug")
+            return await read(sql, *args)
+
+        store.fetch = fail
+        await one.maintenance.switch(push=True)
+        await eventually(lambda: two.maintenance.modes.push)
+    assert metrics.background_restarts.value("maintenance modes") == 1

@@ -5,7 +5,7 @@ import struct
 
 import httpx
 
-from penstock.buffer.reader import count_events, windows
+from penstock.buffer.events import count_events, windows
 from penstock.io.fs import DISK
 from penstock.protocol.buffer_frames import is_framed
 from tests.support.broker import BrokerProcess

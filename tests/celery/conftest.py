@@ -1,7 +1,6 @@
 """One broker for the tests that do not kill it. Each test has queues of its own."""
 
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,6 @@ def url(broker: BrokerProcess) -> str:
 def api(broker: BrokerProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=broker.url, timeout=60) as client:
         yield client
-
-
-@pytest.fixture
-def queue() -> str:
-    return f"q-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

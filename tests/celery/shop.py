@@ -58,6 +58,15 @@ def slow(name: str, seconds: float) -> str:
     return name
 
 
+@app.task
+def hold(name: str, mark: str) -> None:
+    """Run until the file is there."""
+    write("start", name)
+    while not Path(mark).exists():
+        time.sleep(0.05)
+    write("end", name)
+
+
 @app.task(bind=True, max_retries=3)
 def flaky(self, name: str, failures: int) -> str:
     write("start", name)

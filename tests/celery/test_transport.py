@@ -1,6 +1,7 @@
 """The transport of kombu without Celery."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -44,6 +45,27 @@ def test_the_setting_is_enough_without_the_import(url: str, queue: str, api: htt
     subprocess.run([sys.executable, "-c", WITHOUT_IMPORT, url, queue], check=True, timeout=120)
     totals = api.get(f"/api/v1/resources/queues/{queue}").json()["totals"]
     assert totals["pending"] == 1
+
+
+@pytest.mark.parametrize("transport", [None, "penstock.celery:Transport"])
+def test_a_url_for_tls_sends_nothing_in_clear(transport: str | None) -> None:
+    """Also if the setting names the class: kombu does not keep the scheme of the URL then."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        heard: list[bytes] = []
+
+        def hear() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                heard.append(connection.recv(65536))
+
+        thread = threading.Thread(target=hear)
+        thread.start()
+        url = f"penstocks://:secret@127.0.0.1:{listener.getsockname()[1]}"
+        connection = kombu.Connection(url, transport=transport)
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+        thread.join(30)
+    assert heard[0].startswith(b"\x16")  # the handshake of TLS
 
 
 def test_waiting_is_one_long_request(url: str, queue: str, api: httpx.Client) -> None:
@@ -268,8 +290,9 @@ def test_a_reply_queue_whose_client_was_killed_expires_and_is_removed_by_the_nex
         return kombu.Queue(name, routing_key=name, durable=False, auto_delete=True)
 
     def names() -> set[str]:
+        """The reply queues of this test: those of others expire when they will."""
         answer = api.get("/api/v1/resources/queues", params={"namespace": channel.REPLIES})
-        return {one["name"] for one in answer.json()["queues"]}
+        return {one["name"] for one in answer.json()["queues"] if one["name"].startswith(queue)}
 
     def ask(connection: kombu.Connection, name: str) -> None:
         """What a client of Celery does: it sends a task after it has declared its queue."""

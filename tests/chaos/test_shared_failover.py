@@ -61,7 +61,7 @@ async def test_an_asynchronous_standby_gives_no_offset_twice_and_the_gap_is_repo
         # What this broker had in memory of the lost records is not read any more.
         found = await eventually(lambda: _values_if(log, lost_from + 2), SECONDS)
         assert found == [b"%d" % i for i in range(lost_from)] + [b"after", b"more"]
-        [gap] = await topics.calls.gaps(log.log_id)
+        [gap] = await log.gaps()
         assert (gap["gap_start"], gap["gap_end"], gap["timeline"]) == (lost_from, again, before)
         # A Kafka consumer that saw lost records learns where the old epoch ended.
         assert await log.end_of_timeline(before) == lost_from

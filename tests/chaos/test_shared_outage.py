@@ -181,8 +181,37 @@ def test_records_in_object_storage_are_read_that_nobody_has_read_before(
         protocols = (over_tcp, over_http, over_sse, over_websocket, over_kafka)
         for i, read in enumerate(protocols * 2):
             assert asyncio.run(read(broker, 2 * i)) == VALUES[2 * i], read.__name__
-        # An object that is not there any more is an error, and not another record.
-        shutil.rmtree(tier)
-        answer = http.get("/topics/shared/consume", params={"offset": 1})
-        assert answer.status_code == 503, answer.text
-        assert int(answer.headers["retry-after"]) > 0
+        broker.stop()
+        broker.start()  # it knows from its data directory what is shared
+        for i, read in enumerate(protocols):
+            assert asyncio.run(read(broker, 2 * i + 1)) == VALUES[2 * i + 1], read.__name__
+        with httpx.Client(base_url=broker.url, timeout=SECONDS) as again:
+            assert again.post("/topics/shared/produce", json=refused).status_code == 503
+            again.post("/topics/local/produce", json=refused).raise_for_status()
+            # An object that is not there any more is an error, and not another record.
+            shutil.rmtree(tier)
+            answer = again.get("/topics/shared/consume", params={"offset": 2})
+            assert answer.status_code == 503, answer.text
+            assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_broker_that_never_reached_the_database_makes_no_local_topic_of_a_shared_ones_name(
+    server: Postgres, tmp_path: Path
+) -> None:
+    settings = {"database_url": server.url, "database__acquire_timeout": 2}
+    record = {"payload": "once"}
+    with BrokerProcess(tmp_path / "first", **settings) as broker:
+        httpx.post(f"{broker.url}/topics/orders?placement=shared").raise_for_status()
+    server.kill()
+    with (
+        BrokerProcess(tmp_path / "new", **settings) as broker,
+        httpx.Client(base_url=broker.url, timeout=SECONDS) as http,
+    ):
+
+        def produce() -> httpx.Response:
+            return http.post("/topics/orders/produce", json=record)
+
+        assert produce().status_code == 503
+        server.start()
+        until(lambda: produce().status_code == 201, SECONDS, "the database is back")
+        assert http.get("/topics/orders").raise_for_status().json()["placement"] == "shared"

@@ -23,10 +23,9 @@ from tests.support.cli import CliRunner
 
 @pytest.fixture(scope="session")
 def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(
-        tmp_path_factory.mktemp("cli"), database_url=fresh_database(postgres)
-    ) as process:
-        yield process
+    directory = tmp_path_factory.mktemp("cli")
+    with BrokerProcess(directory, database_url=fresh_database(postgres)) as broker:
+        yield broker
 
 
 class Shell:

@@ -1,7 +1,6 @@
 """`penstock queue` against a real broker, with input and output as a shell would connect them."""
 
 import json
-import uuid
 
 import pytest
 
@@ -16,11 +15,6 @@ pytestmark = pytest.mark.xdist_group("cli")
 @pytest.fixture
 def shell(broker) -> Shell:
     return Shell(broker, commands)
-
-
-@pytest.fixture
-def queue() -> str:
-    return f"q-{uuid.uuid4().hex[:12]}"
 
 
 def test_lines_are_pushed_popped_and_acknowledged_through_pipes(shell, queue):

@@ -12,16 +12,8 @@ import pytest
 from penstock import Client, Message, Retry, SyncClient, backoff
 from penstock.errors import InvalidRequest
 from penstock.net.addresses import resource
+from tests.client.support import consume_until
 from tests.support.wait import eventually
-
-
-async def consume_until(client: Client, done: Any) -> None:
-    running = asyncio.create_task(client.run(handle_signals=False))
-    try:
-        await eventually(done)
-    finally:
-        client.stop()
-        await running
 
 
 async def test_the_broker_counts_the_attempts_of_a_backoff_and_the_dead_letter_says_how_many(

@@ -10,19 +10,10 @@ import pytest
 
 from penstock import Client, Message, SyncClient
 from penstock.errors import InvalidRequest, PenstockError
+from tests.client.support import consume_until
 from tests.support.ports import free_port
-from tests.support.wait import eventually
 
 current = contextvars.ContextVar[str]("current")
-
-
-async def consume_until(client: Client, done: Any) -> None:
-    running = asyncio.create_task(client.run(handle_signals=False))
-    try:
-        await eventually(done)
-    finally:
-        client.stop()
-        await running
 
 
 @pytest.mark.parametrize("threaded", [False, True])

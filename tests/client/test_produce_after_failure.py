@@ -4,11 +4,14 @@ that failed.
 
 import asyncio
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from penstock.client import Client, SyncClient
-from penstock.errors import TooLarge, Unauthorized, Unavailable
+from penstock.client import producer as producer_module
+from penstock.errors import InvalidRequest, PenstockError, TooLarge, Unauthorized, Unavailable
 from tests.client.test_topics import Proxy, everything
 from tests.support.served import serving, serving_in_thread
 from tests.support.tokens import SECRET, token
@@ -28,6 +31,50 @@ async def test_after_a_batch_that_is_too_large(tmp_path: Path) -> None:
             with pytest.raises(TooLarge):
                 await produce(TOO_LARGE)
             assert await produce(b"%d" % attempt, b"after") == 2 * attempt - 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "fields", "wrong"),
+    [
+        ("text", {}, "a payload is bytes, not str"),
+        ("text", {"key": b"k"}, "a payload is bytes, not str"),
+        (b"x", {"key": "k", "partition": 0}, "a key is bytes, not str"),
+        (b"x", {"headers": [("name", "value")]}, "the value of a header is bytes, not str"),
+        (b"x", {"headers": [(b"name", b"value")]}, "the name of a header is text, not bytes"),
+        (b"x", {"timestamp": 1.5}, "a timestamp is a time or milliseconds since 1970, not 1.5"),
+    ],
+)
+async def test_after_a_record_with_a_wrong_type(
+    tmp_path: Path, payload: Any, fields: Any, wrong: str
+) -> None:
+    async with (
+        serving(tmp_path, format="kafka") as served,
+        Client(topics=served.address) as client,
+        client.topic("a").producer() as producer,
+    ):
+        before = await producer.send(b"before")
+        with pytest.raises(InvalidRequest, match=wrong):
+            await producer.send(payload, **fields)
+        assert await (await producer.send(b"after")) == 1
+        assert await before == 0
+
+
+async def test_after_a_bug_while_a_batch_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        serving(tmp_path) as served,
+        Client(topics=served.address) as client,
+        client.topic("a").producer() as producer,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(producer_module, "produce_frame", Mock(side_effect=RuntimeError("a bug")))
+            lost = await producer.send(b"lost")
+            with pytest.raises(PenstockError, match="a bug"):
+                await producer.flush()
+        with pytest.raises(PenstockError, match="a bug"):
+            await lost
+        assert await (await producer.send(b"after")) == 0
 
 
 async def test_after_an_outage(tmp_path: Path) -> None:

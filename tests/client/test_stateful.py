@@ -9,6 +9,7 @@ import pytest
 
 from penstock import Client, Message, Retry, State, SyncClient
 from penstock.errors import Conflict, InvalidRequest
+from tests.client.support import consume_until
 from tests.docs.blocks import blocks
 from tests.docs.tools import ROOT
 from tests.support.wait import eventually, until
@@ -25,16 +26,6 @@ async def balances(client: Client, queue: str) -> dict[str, int]:
         newest[message.partition] = message.data
         await message.ack()
     return newest
-
-
-async def running(client: Client, done: Any) -> None:
-    """Run the consumers until `done()` is true."""
-    task = asyncio.create_task(client.run(handle_signals=False))
-    try:
-        await eventually(done)
-    finally:
-        client.stop()
-        await task
 
 
 @pytest.mark.parametrize("batches", [False, True])
@@ -65,7 +56,7 @@ async def test_state_output_and_acknowledgement_are_one(broker, queue, batches):
                 assert len({message.partition for message in messages}) == 1
                 book(payments, messages[0], state)
 
-        await running(client, lambda: consumer.handled == 20)
+        await consume_until(client, lambda: consumer.handled == 20)
         assert await balances(client, queue) == {"a": 55, "b": 55}
         assert await client.pop(f"{queue}@g") == []
 
@@ -86,7 +77,7 @@ async def test_a_failure_commits_what_was_done_before_and_keeps_the_order(broker
             if message.data == 3 and failures:
                 raise failures.pop(0)
 
-        await running(client, lambda: collect.handled == 4 and not failures)
+        await consume_until(client, lambda: collect.handled == 4 and not failures)
         assert seen == [
             (1, []), (2, [1]), (3, [1, 2]), (3, [1, 2]), (3, [1, 2]), (4, [1, 2, 3])
         ]  # fmt: skip
@@ -108,7 +99,7 @@ async def test_what_cannot_be_stored_fails_the_messages_and_a_misfit_is_put_asid
         async def dead() -> bool:
             return (await client.admin.dead_letters(queue)).total == 2
 
-        await running(client, dead)
+        await consume_until(client, dead)
         errors = [one.error for one in (await client.admin.dead_letters(queue)).messages]
         assert sorted("longer than" in str(error) for error in errors) == [False, True]
         assert await client.pop(f"{queue}@g") == []
@@ -201,7 +192,7 @@ async def test_the_state_can_be_read_with_sql(broker, queue):
             state["balance"] = state.get("balance", 0) + message.data
 
         await client.push_many(queue, [30, -10], partition="p")
-        await running(client, lambda: book.handled == 2)
+        await consume_until(client, lambda: book.handled == 2)
     connection = await asyncpg.connect(broker.database_url)
     try:
         rows = await connection.fetch(statement.replace("payments@balances", f"{queue}@g"))

@@ -175,7 +175,7 @@ def test_former_names_of_methods_and_parameters_work_and_name_the_new_ones() -> 
 
 def test_named_options_of_a_consumer_are_those_that_it_takes() -> None:
     named, taken = typing.get_type_hints(ConsumerOptions), typing.get_type_hints(Consumer.__init__)
-    of_the_store = {"state", "reset_state"}  # `Client.consumer` makes a `StateStore` of these
+    of_the_store = {"state", "reset_state"}
     unpacked = TakeOptions.__annotations__.keys()
     keywords = {p.name for p in parameters(Consumer) if p.kind is p.KEYWORD_ONLY}
     assert named.keys() == keywords | unpacked | of_the_store

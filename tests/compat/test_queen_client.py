@@ -5,53 +5,19 @@ operation of it.
 import asyncio
 import signal
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from queen import Queen
 
-from tests.conftest import create_database, fresh_database
+from tests.compat.conftest import with_queen
+from tests.conftest import create_database
 from tests.support.broker import BrokerProcess
 from tests.support.tokens import SECRET, token
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("compat")
-
-
-@pytest.fixture(scope="module")
-def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(
-        tmp_path_factory.mktemp("compat"), database_url=fresh_database(postgres)
-    ) as process:
-        yield process
-        process.stop()
-        assert [line for line in process.log.splitlines() if '"level":"error"' in line] == []
-
-
-@pytest.fixture
-def queue() -> str:
-    return f"q-{uuid.uuid4().hex[:12]}"
-
-
-@asynccontextmanager
-async def with_queen(broker: BrokerProcess, **options: Any) -> AsyncIterator[Queen]:
-    """Connect a client. It takes over the signals, which are given back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        async with Queen(url=broker.url, **options) as queen:
-            yield queen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@pytest.fixture
-async def queen(broker: BrokerProcess) -> AsyncIterator[Queen]:
-    async with with_queen(broker) as client:
-        yield client
 
 
 async def drained(

@@ -1,42 +1,17 @@
 """The streams of the published client `queen-mq` 0.15.0, unchanged, against a real broker process."""
 
 import asyncio
-import signal
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from queen import Queen
 from queen.streams import Stream
 
-from tests.conftest import fresh_database
-from tests.support.broker import BrokerProcess
 from tests.support.wait import eventually
 
 pytestmark = pytest.mark.xdist_group("compat")
-
-
-@pytest.fixture(scope="module")
-def broker(postgres, tmp_path_factory) -> Iterator[BrokerProcess]:
-    with BrokerProcess(
-        tmp_path_factory.mktemp("streams"), database_url=fresh_database(postgres)
-    ) as process:
-        yield process
-        process.stop()
-        assert [line for line in process.log.splitlines() if '"level":"error"' in line] == []
-
-
-@pytest.fixture
-async def queen(broker) -> AsyncIterator[Queen]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    client = Queen(url=broker.url)  # it takes over the signals, so they are given back
-    try:
-        yield client
-        await client.close()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from penstock.config import schema
 from penstock.config.database_url import url_of
 from penstock.database import Database
+from penstock.database.connector import Connector
 from penstock.errors import Busy, ConnectionLost, InvalidRequest, Unavailable
 from penstock.metrics import Metrics
 from penstock.queues.schema import SCHEMA
@@ -123,5 +124,6 @@ async def test_a_plain_role_may_ask_who_the_server_is_and_commit_a_probe(databas
     await connection.close()
     async with started(database_url.replace("postgres@", f"{role}@")) as database:
         assert database.healthy
-        assert database._connector.server.timeline >= 1
-        assert database._connector.server.system > 0
+        (seen,) = await Connector(database.settings, database.url, "public").survey()
+        assert seen.server.timeline >= 1
+        assert seen.server.system > 0

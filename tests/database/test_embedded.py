@@ -99,12 +99,11 @@ def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws
     server = EmbeddedPostgres(scratch / "postgres")
     server.start()
     server.stop()
-    trusting = {"pg_hba.conf": "local all all trust\n", "pg_ident.conf": ""}
+    trusting = EmbeddedPostgres(scratch / "postgres", access="local all all trust\n")
 
     def open_to_all():  # as the versions before left it
-        for name, text in trusting.items():
-            (server.data / name).write_text(text)
-        server._start_server()
+        trusting.start()
+        (server.data / "pg_ident.conf").write_text("")
         server.directory.chmod(0o755)
         (server.directory / ".s.PGSQL.5432").chmod(0o777)
 
@@ -115,7 +114,7 @@ def test_a_cluster_that_trusted_everybody_is_closed_at_the_next_start_and_throws
         assert inside.wait(20) != 0
     assert "Permission denied" in psql_as_nobody(server)
     assert rows(server, "SELECT answer FROM kept") == [(7,)]
-    assert (server.data / "pg_hba.conf.before").read_text() == trusting["pg_hba.conf"]
+    assert (server.data / "pg_hba.conf.before").read_text() == "local all all trust\n"
     server.stop()
     open_to_all()
     server.stop()

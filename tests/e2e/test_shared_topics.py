@@ -278,8 +278,8 @@ async def test_a_local_topic_moves_with_its_offsets_groups_and_producers(
                 assert read == list(enumerate(values))
                 assert (await one.topic(name).group("billing").committed())[0] == 123
         assert await other.topic(f"{topic}-k").next_offset(partition=1) == 1000
-        answer = await asyncio.to_thread(httpx.get, f"{there.url}/topics/{topic}/move")
-        assert answer.json()["state"] == "shared"
+        answer = await asyncio.to_thread(httpx.get, f"{there.url}/topics/{topic}")
+        assert (answer.json()["placement"], answer.json()["move"]) == ("shared", None)
         await client.admin.move_topic(topic)  # it is there already
 
 
@@ -355,7 +355,8 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
         await row_lock.commit()
 
         before_switch = await stopped(switch, "table")
-        state = (await asyncio.to_thread(httpx.get, move)).json()
+        about = (await asyncio.to_thread(httpx.get, f"{broker.url}/topics/{topic}")).json()
+        state = about["move"]
         assert (state["state"], state["copied"], state["total"]) == ("closing", 8, 8)
         broker.kill()  # before the switch
         await watcher.execute("SELECT pg_terminate_backend($1)", before_switch)
@@ -384,6 +385,11 @@ async def test_a_move_continues_after_kills_in_each_of_its_states(
             await connection.close()
 
 
+async def _knows(broker: BrokerProcess, topic: str) -> bool:
+    async with httpx.AsyncClient(base_url=broker.url, timeout=SECONDS) as http:
+        return (await http.get(f"/topics/{topic}")).status_code == 200
+
+
 async def test_a_group_skips_nothing_that_another_broker_has_just_appended(
     brokers: list[BrokerProcess], topic: str
 ) -> None:
@@ -394,6 +400,8 @@ async def test_a_group_skips_nothing_that_another_broker_has_just_appended(
         httpx.AsyncClient(base_url=f"{brokers[1].url}/topics/{topic}", timeout=SECONDS) as http,
     ):
         await here.topic(topic).create(shared=True)
+        # A new topic, unlike a new record, is known elsewhere when its notice has arrived.
+        await eventually(lambda: _knows(brokers[1], topic))
         got = []
         for value in numbers(0, 20):
             offset = await here.topic(topic).produce(value)

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from penstock.config import Config
-from penstock.export.clock import Clock
+from penstock.export.context import Clock
 from penstock.export.manager import Exports
 from penstock.export.payload import decompress
 from penstock.export.sendqueue import SendQueue
@@ -155,7 +155,9 @@ def http_route(
 
 
 async def kill_queue(queue: SendQueue) -> None:
-    """As `kill`, of a send queue alone. Nothing public stops a queue without writing."""
+    """As `kill`, of a send queue alone. Nothing public stops a queue without writing, so both read
+    private parts.
+    """
     queue._ticker.cancel()
     await queue._fast._writer.wait_until_idle()
     meeting = threading.Barrier(2)

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from penstock.config.schema import BackoffSettings as Settings
 from penstock.config.schema import CircuitBreaker, SendQueueSettings
-from penstock.export.backoff import RouteBackoff
-from penstock.export.breaker import Breaker
+from penstock.export.health import Breaker, RouteBackoff
 from tests.export.making import FakeClock
 from tests.support.wait import eventually
 

@@ -37,7 +37,9 @@ class NowhereTarget(Target):
 
 @pytest.fixture
 def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A package of destinations with one more module in it."""
+    """A package of destinations with one more module in it. Nothing public forgets a destination,
+    so the registry is replaced by a copy.
+    """
     (tmp_path / "nowhere.py").write_text(MODULE)
     destinations.targets()  # what is imported first now would be registered in the copy only
     monkeypatch.setattr(destinations, "__path__", [*destinations.__path__, str(tmp_path)])

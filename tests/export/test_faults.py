@@ -9,19 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import (
-    Locked,
-    StorageFailed,
-    StorageFull,
-)
+from penstock.errors import Locked, StorageFailed, StorageFull
 from penstock.export.sendqueue.journal import CRASH, DAMAGED, OLDEST
-from tests.export.making import (
-    balanced,
-    block,
-    number_of,
-    opened,
-    taken,
-)
+from tests.export.making import balanced, block, number_of, opened, taken
 from tests.support.faults import CHANGES, HOWS, FaultyFs
 from tests.support.form import SOAK, pick
 

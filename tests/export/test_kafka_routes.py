@@ -291,4 +291,4 @@ async def test_without_the_library_the_route_says_what_to_install(
     route = {"destination": {"type": "kafka", "brokers": "kafka:9092", "topic": "t"}}
     async with exports(tmp_path, {}) as running:
         with pytest.raises(Exception, match=r"pip install 'penstock\[kafka\]'"):
-            await asyncio.wait_for(running.create("r", route), 10)
+            await asyncio.wait_for(running.create("r", route), 60)

@@ -44,9 +44,15 @@ async def test_a_route_made_again_under_its_name_is_not_taken_for_the_one_before
 
 
 class Stubborn(Disk):
-    """A disk that makes and replaces nothing while `refusing`."""
+    """A disk that makes and replaces nothing while `refusing`, and reads no state of one route."""
 
     refusing = False
+    unreadable = ""  # the route's name
+
+    def read(self, path: Path) -> bytes:
+        if self.unreadable and path.parent.name == self.unreadable and path.name == "route.json":
+            raise StorageFailed("reading route.json failed: Input/output error")
+        return super().read(path)
 
     def make_dir(self, path: Path) -> None:
         if self.refusing:
@@ -79,6 +85,29 @@ async def test_a_route_that_cannot_start_is_tried_again_until_it_can(
         await eventually(lambda: "r" not in running.failed)
         await running.get("r").push([record(1)])
         await eventually(lambda: destination.ids == [1])
+        await running.stop()
+
+
+async def test_a_route_whose_definition_cannot_be_read_keeps_no_other_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(manager, "START_RETRY_SECONDS", 0.02)
+    disk = Stubborn()
+    async with ScriptedDestination() as destination:
+        async with exports(tmp_path, {}) as before:
+            for name in ("bad", "good"):
+                await before.create(name, http_route(destination.url))
+        disk.unreadable = "bad"
+        config = Config(data_directory=tmp_path)
+        running = Exports(config, pool=POOL, metrics=Metrics(), fs=disk)
+        await running.start()
+        assert "Input/output error" in running.failed["bad"]
+        await running.get("good").push([record(1)])
+        await eventually(lambda: destination.ids == [1])
+        disk.unreadable = ""
+        await eventually(lambda: running.failed == {})
+        await running.get("bad").push([record(2)])
+        await eventually(lambda: destination.ids == [1, 2])
         await running.stop()
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from penstock.config.schema import SendQueueSettings as Settings
 from penstock.errors import Full, StorageFull, TooLarge
 from penstock.export import sendqueue
-from penstock.export.clock import Clock
-from penstock.export.context import RouteContext
+from penstock.export.context import Clock, RouteContext
 from penstock.export.sendqueue import SendQueue
 from penstock.export.telemetry import ExportMetrics
 from penstock.io.fs import DISK, Fs
@@ -144,7 +143,7 @@ async def test_memory_failover_is_bounded_and_then_says_no(tmp_path: Path):
         for number in range(100):
             await queue.push([block(number)])
             accepted += 1
-            await queue._fast.tick()
+            await queue.tick()
     assert 24 <= accepted <= 26
     fs.heal()
     await queue.tick()
@@ -196,7 +195,7 @@ steps = st.lists(
         st.tuples(st.just("push"), st.integers(1, 6), st.integers(1, 9)),
         st.tuples(
             st.sampled_from(
-                ["take", "ack", "ack_dead", "back", "tick", "drop", "stop", "kill", "settle"]
+                ["take", "ack", "ack_dead", "back", "tick", "purge", "stop", "kill", "settle"]
             ),
             st.integers(0, 5),
         ),
@@ -253,8 +252,8 @@ async def test_the_books_balance_after_anything(
                 queue.give_back(leased.pop(amount % len(leased)))
             elif what == "tick":
                 await queue.tick()
-            elif what == "drop":
-                await queue._fast.drop_oldest(amount, 1)
+            elif what == "purge":
+                await queue.purge()
             elif what == "settle":
                 await asyncio.sleep(0)
             elif what in ("stop", "kill"):

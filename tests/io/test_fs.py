@@ -89,3 +89,14 @@ def test_replace_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(StorageFull):
             DISK.replace(tmp_path / "f", b"new")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("f", b"old")]
+
+
+def test_a_directory_that_is_gone_is_a_failed_disk_for_a_writer(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(StorageFailed, match="opening f failed"):
+        DISK.open(gone / "f", create=True)
+    with pytest.raises(StorageFailed, match="measuring gone failed"):
+        DISK.free_bytes(gone)
+    for read in (DISK.open, DISK.read, DISK.size):
+        with pytest.raises(FileNotFoundError):
+            read(gone / "f")

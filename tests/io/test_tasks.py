@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 import penstock
-from penstock.io.tasks import cancelled, supervised
+from penstock.io.tasks import cancelled, repeated, supervised
 from penstock.metrics import Metrics
 from tests.support.wait import eventually
 
@@ -51,6 +51,46 @@ async def test_a_loop_that_returns_is_over_and_one_that_is_cancelled_is_not_rest
     await asyncio.sleep(0)
     await cancelled(task)
     assert metrics.background_restarts.current() == {}
+
+
+async def test_a_call_that_is_repeated_is_called_again_after_it_failed(caplog):
+    metrics = Metrics()
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("a bug")
+
+    task = repeated("sweep", call, 0.001, metrics)
+    await eventually(lambda: calls > 3)
+    assert metrics.background_restarts.value("sweep") == 1
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a bug"]
+    await cancelled(task)
+
+
+def test_no_timer_of_the_broker_starts_itself_again():
+    """It would stop for good after one failure: `repeated` does not."""
+    root = Path(penstock.__file__).parent
+    alone = [
+        f"{path.relative_to(root)}:{function.lineno} {function.name}"
+        for path in root.rglob("*.py")
+        if not path.is_relative_to(root / "client")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, ast.FunctionDef) and _starts_itself(function)
+    ]
+    assert alone == []
+
+
+def _starts_itself(function: ast.FunctionDef) -> bool:
+    """Whether the last statement calls `call_later` with the function itself, in any case."""
+    return any(
+        isinstance(call, ast.Call)
+        and ast.unparse(call.func).endswith(("call_later", "call_at"))
+        and any(ast.unparse(one) == f"self.{function.name}" for one in call.args)
+        for call in ast.walk(function.body[-1])
+    ) and not any(isinstance(node, ast.If | ast.Return) for node in ast.walk(function))
 
 
 def test_no_endless_loop_of_the_broker_is_started_without_the_supervisor():

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.monitor.disk import DiskWatch
+from penstock.monitor.figures import DiskWatch
 
 GIB = 1 << 30
 HOUR = 3600.0

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.monitor.ledger import topic_books
+from penstock.monitor.figures import topic_books
 from tests.support.topics import bits, running
 
 

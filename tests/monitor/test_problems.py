@@ -6,7 +6,7 @@ from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.pipelines import PipelineReport
 from penstock.contract.routes import RouteStatus
 from penstock.metrics import Metrics
-from penstock.monitor.ledger import ledger
+from penstock.monitor.figures import ledger
 from penstock.monitor.problems import Problems
 from penstock.pipeline_registry import LOST_AFTER_SECONDS, Pipelines
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.contract.tasks import BackgroundTask
+from penstock.contract.dead_letters import BackgroundTask
 from penstock.errors import NotFound, Unavailable
 from penstock.monitor import tasks as task_module
 from penstock.monitor.tasks import ADVANCE, Tasks

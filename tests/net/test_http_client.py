@@ -11,7 +11,6 @@ import pytest
 from penstock.errors import InvalidRequest, TooLarge, Unavailable
 from penstock.net import HttpClient
 from tests.support.certificates import certificate
-from tests.support.wait import eventually
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -205,15 +204,19 @@ async def test_an_answer_cut_short_is_an_error_and_not_retried(cut: bytes):
 
 
 async def test_a_connection_closed_while_idle_is_not_used_again():
+    closed = asyncio.Event()
+
     async def serve(reader, writer):
         await read_request(reader)
         writer.write(OK)
-        await writer.drain()
+        writer.write_eof()
+        await reader.read()  # ends when the client has closed its side
+        closed.set()
 
     async with server(serve) as (url, connections):
         client = HttpClient(url)
         await client.request("GET", "/")
-        await eventually(lambda: not client._idle)
+        await closed.wait()
         assert (await client.request("POST", "/", b"x")).status == 200
         assert len(connections) == 2
         await client.close()

@@ -21,6 +21,7 @@ from penstock.protocol.headers import decode
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, PopRequest
 from penstock.queues.schema import SCHEMA
+from tests.client.test_payloads import AsAttrs, AsDataclass, AsModel, AsStruct
 from tests.conftest import create_database
 from tests.outbox.support import leased, rows
 from tests.queues.support import answer, pop, push, running, values
@@ -74,6 +75,16 @@ async def test_waiting_consumers_are_woken_by_the_commit(
         print(f"woken {statistics.median(waits):.1f} ms after the commit, worst {max(waits):.1f}")
         if soak:
             assert statistics.median(waits) < 50
+
+
+async def test_models_are_pushed_as_objects(database_url: str, queue: str) -> None:
+    models = [kind(id=7) for kind in (AsAttrs, AsDataclass, AsModel, AsStruct)]
+    async with running(database_url) as queues, connected(database_url) as connection:
+        async with connection.transaction():
+            await outbox.push_many(connection, queue, models)
+            for model in models:
+                await outbox.push(connection, queue, model)
+        assert values(await pop(queues, queue)) == [{"id": 7, "price": 1.5}] * 8
 
 
 async def test_order_and_deduplication_are_those_of_any_push(database_url: str, queue: str) -> None:

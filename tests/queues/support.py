@@ -55,6 +55,10 @@ def values(popped: PopOutcome) -> list[Any]:
     return [json.loads(message.payload) for message in popped.messages]
 
 
+def acks_of(popped: PopOutcome, status: str = "completed") -> list[Ack]:
+    return [Ack(m.transaction_id, m.partition_id, m.lease_id, status) for m in popped.messages]
+
+
 async def answer(
     queues: Queues,
     messages: list[Delivered],

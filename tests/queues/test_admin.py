@@ -14,14 +14,7 @@ from penstock.queues import Ack, Item, Queues
 from penstock.queues.admin.dead_letters import Which
 from penstock.queues.admin.messages import MessageFilter
 from penstock.queues.options import parse
-from tests.queues.support import (
-    answer,
-    complete,
-    pop,
-    push,
-    running,
-    values,
-)
+from tests.queues.support import answer, complete, pop, push, running, values
 from tests.support.form import pick
 
 KEY = "11" * 32

@@ -7,14 +7,7 @@ from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
 from penstock.queues.admin import dead_letters
 from penstock.queues.admin.dead_letters import Which
-from tests.queues.support import (
-    answer,
-    complete,
-    pop,
-    push,
-    running,
-    values,
-)
+from tests.queues.support import answer, complete, pop, push, running, values
 
 
 async def test_dead_letters_are_listed_put_back_and_purged(queues: Queues) -> None:

@@ -6,15 +6,20 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConnectionLost
-from penstock.queues import Ack, Item, PopOutcome, PopRequest, Queues, calls, settling
-from tests.queues.support import answer, complete, expire_leases, pop, push, running, values
+from penstock.queues import Item, PopRequest, Queues, calls, settling
+from tests.queues.support import (
+    acks_of,
+    answer,
+    complete,
+    expire_leases,
+    pop,
+    push,
+    running,
+    values,
+)
 from tests.support.wait import eventually
 
 PARTITIONS = 6
-
-
-def acks_of(popped: PopOutcome, status: str = "completed") -> list[Ack]:
-    return [Ack(m.transaction_id, m.partition_id, m.lease_id, status) for m in popped.messages]
 
 
 def recorded(queues: Queues) -> list[tuple[str, tuple[Any, ...]]]:
@@ -112,15 +117,27 @@ async def test_no_more_leases_are_remembered_than_there_is_room_for(
     async with running(database_url) as queues:
         await push(queues, "q", 0)
         await complete(queues, await pop(queues, "q"))
-        memory = queues._exchanges.memory
         for partition in range(3):
             await push(queues, "q", 1, 2, partition=f"p{partition}")
         taken = [await pop(queues, "q", 2) for _ in range(3)]
-        assert (len(memory), memory.messages) == (2, 4)
-        assert memory.forget(taken[0].lease_id) is None  # the oldest made room
+        made = recorded(queues)
         for one in taken:
             await complete(queues, one)
-        assert (len(memory), memory.messages) == (0, 0)
+        remembered = [calls.SettleArguments(*arguments).versions for _, arguments in made]
+        assert [one is not None for one in remembered] == [False, True, True]
+
+
+def test_what_is_remembered_is_bounded_by_messages_and_forgotten_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settling, "MAX_REMEMBERED_MESSAGES", 4)
+    memory = settling.LeaseMemory()
+    leases = {name: settling.AckRun(1, "g", None, ["1", "2"]) for name in "abc"}
+    for name, lease in leases.items():
+        memory.add(name, lease)
+    assert (len(memory), memory.messages) == (2, 4)
+    assert [memory.forget(name) for name in "abca"] == [None, leases["b"], leases["c"], None]
+    assert (len(memory), memory.messages) == (0, 0)
 
 
 async def test_a_waiting_pop_gets_its_message_in_the_call_that_pushes_it(database_url: str) -> None:
@@ -166,7 +183,7 @@ async def test_a_waiting_pop_with_auto_ack_is_handed_its_message_and_completes_i
         assert (values(popped), popped.lease_id, made) == ([1], "", [])
         assert await queues.groups.lag("q", "__QUEUE_MODE__") == 0
         assert await queues.database.fetch("SELECT 1 FROM leases") == []
-        assert len(queues._exchanges.memory) == 0
+        assert len(queues._exchanges.memory) == 0  # which nothing public shows
 
 
 async def test_what_was_taken_for_a_pop_that_went_away_is_there_for_the_next(

@@ -198,6 +198,7 @@ async def test_another_broker_delivers_when_the_one_that_took_the_push_is_gone(
 
     async with running(database_url) as other:
         await push(other, "q", "seen")
+        # Nothing public says when it looks again, and the test is about that.
         await eventually(lambda: other.delayed._next_call_at > time.monotonic() + 20)
         async with running(database_url) as queues:
             began = time.monotonic()

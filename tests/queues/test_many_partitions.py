@@ -299,7 +299,7 @@ async def test_what_a_broker_remembers_of_partitions_is_bounded(
             await pop(queues, "many", partition=f"p{number}", group="picky")
             assert len(queues.catalog.partitions) <= most + 1000
         assert len(queues.catalog.groups) <= most
-        assert len(queues.catalog._prefixes) <= most + 1
+        assert len(queues.catalog._prefixes) <= most + 1  # which no public figure counts
         report(
             f"memory after {touched:,} partitions: {(resident() - before) >> 20} MiB more, in",
             0,

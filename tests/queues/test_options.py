@@ -11,7 +11,7 @@ from penstock.errors import InvalidRequest, NotFound
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Queues
 from penstock.queues.options import OPTIONS, options_of
-from penstock.wire.http.api.configure import ConfigureApi
+from penstock.wire.http.api.queues import ConfigureApi
 from penstock.wire.http.openapi import document
 from penstock.wire.http.routes import routes_of
 from tests.queues.support import running

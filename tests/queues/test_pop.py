@@ -12,16 +12,9 @@ import asyncpg
 import pytest
 
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, Delivered, Item, PopOutcome, PopRequest, Queues, calls, taking
+from penstock.queues import Delivered, Item, PopRequest, Queues, calls, taking
 from penstock.queues.schema import SCHEMA
-from tests.queues.support import (
-    answer,
-    complete,
-    pop,
-    push,
-    running,
-    values,
-)
+from tests.queues.support import acks_of, answer, complete, pop, push, running, values
 from tests.support.wait import eventually
 
 
@@ -61,10 +54,6 @@ async def test_acknowledging_and_taking_the_next_is_one_call(queues: Queues) -> 
     assert again.messages == []
     unknown = await queues.pop(PopRequest(queue="none"), acks_of(last))
     assert ([one.success for one in unknown.acked], unknown.reason) == ([True], "unknown")
-
-
-def acks_of(popped: PopOutcome) -> list[Ack]:
-    return [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
 
 
 def counted(queues: Queues) -> list[str]:

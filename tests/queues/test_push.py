@@ -10,15 +10,8 @@ import pytest
 
 from penstock.errors import InvalidRequest
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Item, ItemOutcome, PopRequest, Queues
-from penstock.queues import push as push_calls
-from tests.queues.support import (
-    complete,
-    pop,
-    push,
-    running,
-    values,
-)
+from penstock.queues import Item, ItemOutcome, PopRequest, Queues, engine
+from tests.queues.support import complete, pop, push, running, values
 
 
 async def test_a_transaction_id_is_stored_once_per_partition(queues: Queues) -> None:
@@ -93,13 +86,11 @@ async def test_large_pushes_share_no_call_however_few_they_are(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is merged is one message to PostgreSQL, which takes a gigabyte at most."""
-    monkeypatch.setattr(push_calls, "HEAVY_BYTES", 100)
+    monkeypatch.setattr(engine, "HEAVY_BYTES", 100)
 
     async with running(database_url, merge_max=10) as queues:
         await asyncio.gather(*(push(queues, "q", "x" * 398) for _ in range(12)))
-        counted = await queues.admin._database.fetch(
-            "SELECT count(*) FROM messages GROUP BY xmin::text"
-        )
+        counted = await queues.database.fetch("SELECT count(*) FROM messages GROUP BY xmin::text")
         assert sum(row["count"] for row in counted) == 12
         assert max(row["count"] for row in counted) <= 2
 

@@ -4,13 +4,7 @@ import pytest
 
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Item, Queues
-from tests.queues.support import (
-    answer,
-    complete,
-    pop,
-    push,
-    values,
-)
+from tests.queues.support import answer, complete, pop, push, values
 
 
 async def _age(queues: Queues, interval: str) -> None:

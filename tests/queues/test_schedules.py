@@ -127,7 +127,7 @@ async def test_several_brokers_push_each_due_time_once(database_url: str) -> Non
 
 async def test_a_change_is_noticed_and_the_next_run_comes_by_itself(database_url: str) -> None:
     async with running(database_url) as one, running(database_url) as two:
-        one.schedules._task.cancel()  # the other broker hears of it and does it
+        await one.schedules.stop()  # the other broker hears of it and does it
         await one.schedules.put("ticker", Definition(EVERY_SECOND, "ticks", payload=Raw(b'"tick"')))
         for _ in range(2):
             popped = await pop(one, "ticks", 1, wait=True, timeout=30)

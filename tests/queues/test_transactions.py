@@ -11,13 +11,7 @@ from penstock.errors import Busy
 from penstock.protocol.queue_options import QueueOptions
 from penstock.queues import Ack, Item, PopRequest, Queues
 from penstock.queues.schema import SCHEMA
-from tests.queues.support import (
-    expire_leases,
-    pop,
-    push,
-    running,
-    values,
-)
+from tests.queues.support import expire_leases, pop, push, running, values
 from tests.support.form import pick
 
 

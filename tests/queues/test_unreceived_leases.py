@@ -7,13 +7,9 @@ import pytest
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.protocol.queue_options import QueueOptions
-from penstock.queues import Ack, PopOutcome, PopRequest, Queues
+from penstock.queues import PopOutcome, PopRequest, Queues
 from penstock.queues.catalog import QueueCatalog
-from tests.queues.support import complete, pop, push, running, values
-
-
-def acks_of(popped: PopOutcome) -> list[Ack]:
-    return [Ack(m.transaction_id, m.partition_id, m.lease_id) for m in popped.messages]
+from tests.queues.support import acks_of, complete, pop, push, running, values
 
 
 async def leases_end(queues: Queues, partition: str = "Default") -> None:

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -100,6 +102,15 @@ class BrokerProcess(ThrowawayBroker):
     @property
     def websocket(self) -> str:
         return self.addresses["WebSocket"]
+
+
+@contextmanager
+def quiet_broker(directory: Path, database_url: str) -> Iterator[BrokerProcess]:
+    """A broker that must not have logged an error at the end."""
+    with BrokerProcess(directory, database_url=database_url) as broker:
+        yield broker
+        broker.stop()
+        assert [line for line in broker.log.splitlines() if '"level":"error"' in line] == []
 
 
 class ServeProcess(BrokerProcess):

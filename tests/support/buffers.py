@@ -102,7 +102,7 @@ class Store:
     def pause_pops(self, paused: bool) -> None:
         self.closed.append(paused)
 
-    async def sealable(self, items: list[Item]) -> None:
+    async def load_and_check_keys(self, items: list[Item]) -> None:
         pass
 
     def check_keys(self, items: list[Item]) -> None:
@@ -111,7 +111,7 @@ class Store:
     def at_rest(self, item: Item) -> Item:
         return item
 
-    def opened(self, items: list[Item]) -> list[Item]:
+    def decrypted(self, items: list[Item]) -> list[Item]:
         return items
 
     def _store(self, item: Item) -> ItemOutcome:
@@ -191,7 +191,7 @@ def names(directory: Path) -> list[str]:
 
 async def kill(buffer: Buffer) -> None:
     """What kill -9 does to a buffer in our own process: its work ends where it is, the kernel drops
-    its locks.
+    its locks. Nothing public stops a buffer without writing, so this reads its private parts.
     """
     for batch in buffer.qos0.batches:
         for timer in (batch.timer, batch.unsynced):
@@ -305,7 +305,7 @@ class Producers:
     def total(self) -> int:
         return sum(map(len, self.accepted))
 
-    async def more(self, events: int, timeout: float = 20.0) -> None:
+    async def more(self, events: int, timeout: float = 60.0) -> None:
         """Wait until so many more were accepted."""
         target = self.total + events
         await eventually(lambda: self.total >= target, timeout)

@@ -249,7 +249,7 @@ class FaultyFs:
         self.check("open", path)
         if inode is None:
             if path.parent not in self.dirs:
-                raise FileNotFoundError(errno.ENOENT, "No such directory", str(path))
+                raise storage_error(OSError(errno.ENOENT, "No such directory"), "opening", path)
             inode = Inode()
             self._do("link", (path,), inode)
         return FaultyFile(self, path, inode, write)

@@ -36,6 +36,13 @@ def share_certificates() -> None:
     default.create_ssl_context = functools.cache(default.create_ssl_context)
 
 
+def wait_longer_for_answers() -> None:
+    """Let httpx wait a minute by default instead of 5 seconds: the machine may be very busy."""
+    from httpx._config import DEFAULT_TIMEOUT_CONFIG
+
+    DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = 60.0
+
+
 def files_in_memory() -> bool:
     """Whether new files of tests, and of the processes they start, are in memory from now on."""
     if not os.environ.get("TMPDIR"):

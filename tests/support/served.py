@@ -93,7 +93,11 @@ async def serving(  # noqa: PLR0913 - settings of every listener
             TcpServer(TcpSettings(**{"port": 0, **(tcp or {})}), *parts, **guards),
             KafkaServer(KafkaSettings(**{"port": 0, **(kafka or {})}), *parts, **guards),
             HttpServer(
-                Router(routes_of(TopicsApi(topics, groups, feeds), TopicGroupsApi(topics, groups))),
+                Router(
+                    routes_of(
+                        TopicsApi(topics, groups, feeds, None), TopicGroupsApi(topics, groups)
+                    )
+                ),
                 HttpSettings(port=0, **(http or {})),
                 metrics=metrics,
                 binding=Binding(tls),
@@ -165,7 +169,7 @@ class Wire:
 
     async def answer(self) -> tuple[int, int, bytes]:
         """Command, status, body."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             command, status, length = struct.unpack(">BBI", await self.reader.readexactly(6))
             return command, status, await self.reader.readexactly(length)
 
@@ -175,7 +179,7 @@ class Wire:
 
     async def ended(self) -> bool:
         """Whether the server closes the connection without another byte."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionError:

@@ -77,7 +77,7 @@ async def test_a_rebalance_ends_also_when_its_timer_is_a_little_early():
     late = AssignedGroups(
         lambda _: False, Metrics(), lambda: time.monotonic() - 0.002 * random.random()
     )
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(60):
         joins = [late.join(f"g{number}", joining()) for number in range(200)]
         assert {one.generation for one in await asyncio.gather(*joins)} == {1}
     late.stop()
@@ -141,6 +141,47 @@ async def test_a_leader_that_never_assigns_is_replaced():
     alone = await all_groups.join("g", joining(follower.member))
     assert alone.leader == follower.member
     all_groups.stop()
+
+
+async def test_a_leader_that_sends_heartbeats_but_never_assigns_is_replaced():
+    all_groups = groups()
+    leader, follower = await asyncio.gather(
+        all_groups.join("g", joining(rebalance_timeout=0.5)),
+        all_groups.join("g", joining(rebalance_timeout=0.5)),
+    )
+    waiting = asyncio.create_task(refused(all_groups.sync("g", who(follower), {})))
+
+    def beat() -> bool:
+        if not waiting.done():
+            all_groups.heartbeat("g", who(leader))
+        return waiting.done()
+
+    await eventually(beat)
+    assert await waiting is Refusal.REBALANCE_IN_PROGRESS
+    assert refusal_of(all_groups.heartbeat, "g", who(leader)) is Refusal.UNKNOWN_MEMBER_ID
+    alone = await all_groups.join("g", joining(follower.member))
+    assert alone.leader == follower.member
+    all_groups.stop()
+
+
+async def test_a_member_that_syncs_twice_is_answered_twice():
+    all_groups = groups()
+    leader, follower = await asyncio.gather(
+        all_groups.join("g", joining()), all_groups.join("g", joining())
+    )
+    earlier = asyncio.create_task(refused(all_groups.sync("g", who(follower), {})))
+    await asyncio.sleep(0)
+    later = asyncio.create_task(all_groups.sync("g", who(follower), {}))
+    assert await earlier is Refusal.UNKNOWN_MEMBER_ID
+    await all_groups.sync("g", who(leader), {follower.member: b"mine"})
+    assert (await later)[2] == b"mine"
+    all_groups.stop()
+
+
+async def test_a_member_that_nobody_knows_makes_no_group():
+    all_groups = groups()
+    assert await refused(all_groups.join("g", joining("made up"))) is Refusal.UNKNOWN_MEMBER_ID
+    assert all_groups.names() == []
 
 
 async def test_a_member_that_leaves_starts_a_rebalance_at_once():

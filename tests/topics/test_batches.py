@@ -115,6 +115,29 @@ async def test_a_batch_is_stored_as_it_comes_but_for_its_offset(tmp_path: Path) 
             await produce(topic, bytes(control))
 
 
+async def test_batches_of_a_producer_that_arrive_together_are_told_apart(tmp_path: Path) -> None:
+    async with running(tmp_path, **KAFKA) as store:
+        topic = await store.create("t")
+        await produce(topic, batch([b"a"], (7, 0, 0)))
+        together = [
+            (batch([b"b"], (7, 1, 0)), 1),
+            (batch([b"x"], (7, 0, 1)), ProducerFenced),  # of the former epoch, late
+            (batch([b"c"], (7, 1, 1)), 2),
+            (batch([b"x", b"x"], (7, 1, 1)), OutOfOrder),  # the same number, but not the same batch
+            (batch([b"d"], (7, 1, 2)), 3),
+            (batch([b"c"], (7, 1, 1)), 2),
+            (batch([b"plain"]), 4),
+        ]
+        answers = await asyncio.gather(
+            *(topic.append_batch(*split_batches(data)[0]) for data, _ in together),
+            return_exceptions=True,
+        )
+        for answer, (_, expected) in zip(answers, together, strict=True):
+            got = answer.first_offset if isinstance(answer, Appended) else type(answer)
+            assert got == expected
+        assert [value for _, value in everything(topic)] == [b"a", b"b", b"c", b"d", b"plain"]
+
+
 @pytest.mark.parametrize("stop", ["stopped", "killed"])
 async def test_kafkas_producers_are_idempotent_across_restarts(stop: str) -> None:
     fs = FaultyFs()
@@ -338,6 +361,8 @@ async def test_partitions_are_logs_with_one_name(tmp_path: Path) -> None:
         assert store.get("orders") is store.partition("orders", 0)
         with pytest.raises(NotFound, match="3 partitions"):
             store.partition("orders", 3)
+        with pytest.raises(NotFound, match="has 3 partitions, not 7"):
+            await store.create("orders/7")  # as for a record to a partition that there is not
         await store.add_partitions("orders", 4)
         with pytest.raises(InvalidRequest, match="not removed"):
             await store.add_partitions("orders", 2)

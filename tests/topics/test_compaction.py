@@ -4,6 +4,7 @@ a mixture.
 
 import asyncio
 import errno
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from penstock.errors import (
 from penstock.log import topic_files
 from penstock.log.layout import DATA, parse_sealed, sealed_name
 from penstock.log.producers import Producer
-from penstock.log.topic_files import TopicFiles
+from penstock.log.topic_files import OpenSegment, TopicFiles
 from penstock.log.verify import verify
 from penstock.pipeline.options import TopicSourceOptions
 from penstock.pipeline.sources.topic_catalog import Topics as TopicSource
@@ -490,7 +491,7 @@ async def test_groups_feeds_and_consumers_cope_with_gaps(tmp_path: Path) -> None
 
         class Subscriber:
             def deliver(self, chunk: FeedChunk) -> bool:
-                collected.extend(message.offset for message in chunk._messages)
+                collected.extend(int(at) for at in re.findall(rb"^id: (\d+)$", chunk.sse, re.M))
                 return True
 
             def ended(self) -> None:
@@ -553,7 +554,7 @@ async def test_files_are_not_read_in_the_middle_of_a_swap(
 
 @pytest.mark.parametrize("question", ["bounds", "read", "offset_at"])
 async def test_files_that_are_rolled_between_listing_and_opening_are_listed_again(
-    tmp_path: Path, question: str
+    tmp_path: Path, question: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else what was active is taken for gone: a reader beside the broker would report a loss."""
 
@@ -562,25 +563,25 @@ async def test_files_that_are_rolled_between_listing_and_opening_are_listed_agai
         topic = await store.create("t")
         await topic.append([b"0", b"1"])
         files = TopicFiles(topic.directory)
-        loop, open_segment, rolls = asyncio.get_running_loop(), files._open, [1]
+        loop, open_segment, rolls = asyncio.get_running_loop(), topic_files.OpenSegment, [1]
 
         async def roll() -> None:
             await topic.seal()
             clock.now = 2_000.0
             await topic.append([b"2"])
 
-        def opening(base: int | None) -> topic_files.OpenSegment:
+        def opening(directory: Path, base: int | None) -> OpenSegment:
             if rolls:
                 rolls.pop()
                 asyncio.run_coroutine_threadsafe(roll(), loop).result(60)
-            return open_segment(base)
+            return open_segment(directory, base)
 
         def ask() -> Any:
             if question == "read":
                 return [int(at) for piece in files.read(0, 2) for at in piece.offsets]
             return files.bounds() if question == "bounds" else files.offset_at(0)
 
-        files._open = opening  # type: ignore[method-assign]
+        monkeypatch.setattr(topic_files, "OpenSegment", opening)
         expected = {"bounds": (0, 3), "read": [0, 1], "offset_at": 0}
         assert await asyncio.to_thread(ask) == expected[question]
 

@@ -94,6 +94,10 @@ def damaged(
     return directory
 
 
+HARMS = (flip, truncate, delete, zero)
+INDEXES = (f"index-{FIRST}.idx", "index.idx")
+SIDECARS = (f"batches-{FIRST}.crc", "batches.crc")
+HINTS = ("checkpoint", "metadata.meta", "incarnation")
 # What each cell of the matrix comes to: how many of the 60 records are served correctly, at least,
 # and whether opening reports it ("opening"), or reading does ("reading"), or only `verify`, which
 # always does.
@@ -110,39 +114,13 @@ MATRIX = [
     ("data.log", delete, 60 - 15, "opening"),
     ("data.log", zero, 60 - 15, "opening"),
     # an index is rebuilt; a flip inside it is seen when it is read
-    (f"index-{FIRST}.idx", flip, 60, "reading"),
-    (f"index-{FIRST}.idx", truncate, 60, "opening"),
-    (f"index-{FIRST}.idx", delete, 60, "opening"),
-    (f"index-{FIRST}.idx", zero, 60, "opening"),
-    ("index.idx", flip, 60, "reading"),
-    ("index.idx", truncate, 60, "opening"),
-    ("index.idx", delete, 60, "opening"),
-    ("index.idx", zero, 60, "opening"),
+    *((name, flip, 60, "reading") for name in INDEXES),
     # a sidecar tells less, the records are all there
-    (f"batches-{FIRST}.crc", flip, 60, "verify"),
-    (f"batches-{FIRST}.crc", truncate, 60, "opening"),
-    (f"batches-{FIRST}.crc", delete, 60, "opening"),
-    (f"batches-{FIRST}.crc", zero, 60, "opening"),
-    ("batches.crc", flip, 60, "verify"),
-    ("batches.crc", truncate, 60, "opening"),
-    ("batches.crc", delete, 60, "opening"),
-    ("batches.crc", zero, 60, "opening"),
+    *((name, flip, 60, "verify") for name in SIDECARS),
+    *((name, harm, 60, "opening") for name in (*INDEXES, *SIDECARS) for harm in HARMS[1:]),
     # hints: repaired
-    ("checkpoint", flip, 60, "opening"),
-    ("checkpoint", truncate, 60, "opening"),
-    ("checkpoint", delete, 60, "opening"),
-    ("checkpoint", zero, 60, "opening"),
-    ("metadata.meta", flip, 60, "opening"),
-    ("metadata.meta", truncate, 60, "opening"),
-    ("metadata.meta", delete, 60, "opening"),
-    ("metadata.meta", zero, 60, "opening"),
-    ("incarnation", flip, 60, "opening"),
-    ("incarnation", truncate, 60, "opening"),
-    ("incarnation", delete, 60, "opening"),
-    ("incarnation", zero, 60, "opening"),
-    ("archived", flip, 60, "opening"),
-    ("archived", truncate, 60, "opening"),
-    ("archived", zero, 60, "opening"),
+    *((name, harm, 60, "opening") for name in HINTS for harm in HARMS),
+    *(("archived", harm, 60, "opening") for harm in (flip, truncate, zero)),
 ]
 # The same for record batches, of which each has 5 records and its checksum.
 BATCH_MATRIX = [
@@ -154,11 +132,7 @@ BATCH_MATRIX = [
     ("data.log", truncate, 60 - 10, "opening"),
     ("data.log", delete, 60 - 15, "opening"),
     ("data.log", zero, 60 - 15, "opening"),
-    *(
-        (name, harm, 60, "opening")
-        for name in (f"index-{FIRST}.idx", "index.idx")
-        for harm in (flip, truncate, delete, zero)
-    ),
+    *((name, harm, 60, "opening") for name in INDEXES for harm in HARMS),
     *(row for row in MATRIX if row[0] in ("checkpoint", "incarnation", "archived")),
 ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.schema import LocalRetention
-from penstock.errors import NotFound, StorageFailed
+from penstock.errors import InvalidRequest, NotFound, StorageFailed
 from penstock.io.fs import Bytes, Disk
 from penstock.topics.store import TopicStore
 from tests.support.topics import everything, running
@@ -16,7 +16,9 @@ from tests.topics.tier.support import fill, pass_through, read_all, tiered
 
 
 class HeldDisk(Disk):
-    """A disk that waits before it renames a topic away or replaces one file, as a busy one does."""
+    """A disk that waits before it renames a topic away, or before it replaces one file or renames
+    to its name, as a busy one does.
+    """
 
     def __init__(self, file: str = "") -> None:
         self._file = file
@@ -25,6 +27,8 @@ class HeldDisk(Disk):
         self.fails = False  # to rename
 
     def rename(self, source: Path, target: Path) -> None:
+        if target.name == self._file:
+            self._wait()
         if target.parent.name == "deleted-topics":
             if not self._file:
                 self._wait()
@@ -105,6 +109,37 @@ async def test_a_topic_that_could_not_be_deleted_keeps_its_name_until_it_is(tmp_
         await store.delete("t")
         assert await produce(store, "t", b"new") == 0
         assert everything(store.require("t")) == [(0, b"new")]
+
+
+async def test_a_partition_that_is_being_added_is_deleted_with_its_topic(tmp_path: Path) -> None:
+    disk = HeldDisk("1")
+    async with running(tmp_path, fs=disk, format="kafka") as store:
+        await store.create("t")
+        adding = asyncio.ensure_future(store.add_partitions("t", 2))
+        await eventually(disk.reached.is_set)
+        deletion = asyncio.ensure_future(store.delete("t"))
+        await asyncio.wait([deletion], timeout=0.05)
+        disk.free.set()
+        await asyncio.gather(adding, deletion)
+        assert store.names() == []
+        await store.create("t")
+        assert store.partitions("t") == 1
+    async with running(tmp_path) as store:
+        assert store.partitions("t") == 1
+        assert not store.unreadable
+
+
+async def test_partitions_that_are_added_at_once_are_added_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, format="kafka") as store:
+        await store.create("t")
+        adding = [store.add_partitions("t", count) for count in (2, 3, 3, 4)]
+        two, three, again, four = await asyncio.gather(*adding, return_exceptions=True)
+        assert (two, three, four) == (None, None, None)
+        assert isinstance(again, InvalidRequest), "there are three already"
+        assert store.partitions("t") == 4
+        assert (await store.partition("t", 3).append([b"new"])).first_offset == 0
 
 
 async def test_a_policy_that_is_being_written_is_not_that_of_the_next_topic(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ async def test_minutes_are_written_when_they_are_over_and_old_ones_are_left_behi
         for _ in range(10):
             minutes.committed(topic, "g", 0, 5, 7)
             now[0] += 60
-            minutes._over()
+            minutes._over()  # its timer runs by the event loop's clock, which takes a minute
             assert minutes._writing is not None
             await minutes._writing
         with (tmp_path / "minutes.log").open("ab") as file:

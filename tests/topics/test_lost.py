@@ -21,7 +21,6 @@ from penstock.log.layout import DATA
 from penstock.log.producers import Producer
 from penstock.log.topic_files import TopicFiles
 from penstock.log.verify import verify
-from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.topics.topic import Topic
@@ -275,7 +274,9 @@ async def test_a_flipped_bit_in_the_active_segment_is_a_hole_after_a_kill(
 async def grouped(directory: Path, **settings: Any) -> AsyncIterator[tuple[TopicStore, Groups]]:
     async with running(directory, **settings) as store:
         with ThreadPoolExecutor(1) as pool:
-            groups = Groups(directory / ".penstock" / "groups", store, pool=pool, metrics=Metrics())
+            groups = Groups(
+                directory / ".penstock" / "groups", store, pool=pool, metrics=store.context.metrics
+            )
             await groups.start()
             try:
                 yield store, groups
@@ -283,8 +284,10 @@ async def grouped(directory: Path, **settings: Any) -> AsyncIterator[tuple[Topic
                 await groups.stop()
 
 
-def outcomes(groups: Groups) -> set[str]:
-    return {outcome for (outcome,) in groups._journal._damage.current()}
+def outcomes(store: TopicStore) -> set[str]:
+    """What became of damaged group offsets, by the metric."""
+    counted = store.context.metrics.values_of("penstock_topic_group_damage_total")
+    return {outcome for (outcome,) in counted}
 
 
 @pytest.fixture
@@ -325,19 +328,19 @@ async def test_lost_group_offsets_are_reported_and_taken_from_the_copy(
 ) -> None:
     private = committed / ".penstock" / "groups"
 
-    async with grouped(committed) as (_, groups):
-        assert outcomes(groups) == set()
+    async with grouped(committed) as (store, _):
+        assert outcomes(store) == set()
     harm(private / "offsets.log")
-    async with grouped(committed) as (_, groups):
-        assert "restored" in outcomes(groups)
+    async with grouped(committed) as (store, groups):
+        assert "restored" in outcomes(store)
         assert {name: groups.committed(name, "t") for name in groups.names()} == {
             "early": 7,
             "late": 60,
             "middle": 30,
         }
     caplog.clear()
-    async with grouped(committed) as (_, groups):
-        assert outcomes(groups) == set()
+    async with grouped(committed) as (store, groups):
+        assert outcomes(store) == set()
         assert groups.committed("middle", "t") == 30
     assert not caplog.records
 
@@ -351,8 +354,8 @@ async def test_group_offsets_that_no_file_has_are_reported(
         await groups.commit("early", "t", 8)  # figures of this minute are written at the end
     for name in ("offsets.log", "offsets.copy"):
         (private / name).unlink()
-    async with grouped(committed) as (_, groups):
-        assert outcomes(groups) == {"lost"}
+    async with grouped(committed) as (store, groups):
+        assert outcomes(store) == {"lost"}
         assert groups.names() == []
     assert "the committed offsets of early are lost" in caplog.text
 
@@ -364,9 +367,9 @@ async def test_groups_keep_their_offsets_when_a_topic_lost_its_incarnation(
         (log_directory(committed, "t", form) / name).unlink()
 
     for start in range(2):
-        async with grouped(committed) as (_, groups):
+        async with grouped(committed) as (store, groups):
             assert groups.committed("middle", "t") == 30
-            assert outcomes(groups) == ({"restored"} if start == 0 else set())
+            assert outcomes(store) == ({"restored"} if start == 0 else set())
     shutil.rmtree(log_directory(committed, "t", form))
-    async with grouped(committed) as (_, groups):
-        assert outcomes(groups) == {"lost"}
+    async with grouped(committed) as (store, _):
+        assert outcomes(store) == {"lost"}

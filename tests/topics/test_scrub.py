@@ -185,6 +185,7 @@ async def test_a_pass_goes_on_after_a_restart_where_it_was(
     monkeypatch.setattr(scrub, "START_SECONDS", 0.0)
     clock, seen, original = Clock(), [], AiqFormat.check
 
+    # A pass never ends between these segments by itself, and its pauses are private.
     async def stuck(self: Any, *_: Any) -> None:
         if self.status().current.segments == 1:
             await asyncio.Event().wait()
@@ -232,7 +233,7 @@ async def test_it_gives_way_to_compaction_retention_and_deletion(
 ) -> None:
     """Each happens in the middle of the check of a segment: after its first step."""
     happening: list[Any] = []
-    pause = scrub.Scrub._pause
+    pause = scrub.Scrub._pause  # private: nothing public happens between two steps
 
     async def paused(self: Any, read: int, busy: float) -> None:
         if happening:

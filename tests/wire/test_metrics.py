@@ -212,3 +212,25 @@ def test_queues_beyond_the_limit_are_added_up(client, text):
     }
     assert len(pushed) == MAX_SERIES + 1
     assert sum(pushed.values()) == expected
+
+
+def test_deleted_queues_and_topics_make_room_for_the_figures_of_new_ones(postgres, tmp_path):
+    url = fresh_database(postgres)
+    with (
+        BrokerProcess(tmp_path, database_url=url, metrics__max_series=MAX_SERIES) as process,
+        httpx.Client(base_url=process.url, timeout=30) as client,
+    ):
+        for number in range(2 * MAX_SERIES):
+            push(client, f"short-lived-{number}", 1)
+            client.post(f"/topics/short-lived-{number}/produce", json={"payload": "1"})
+        until(lambda: any("short-lived" in name for name in scrape(client)), 30, "they are shown")
+        for number in range(2 * MAX_SERIES):
+            client.delete(f"/api/v1/queues/short-lived-{number}").raise_for_status()
+            client.delete(f"/topics/short-lived-{number}").raise_for_status()
+        push(client, "new", 3)
+        client.post("/topics/new/produce", json={"payload": "1"}).raise_for_status()
+        until(lambda: 'penstock_queue_stored{queue="new"}' in scrape(client), 30, "a new scrape")
+        samples = scrape(client)
+        assert samples['penstock_queue_pushed_total{queue="new"}'] == 3
+        assert samples['penstock_topic_records_total{topic="new"}'] == 1
+        assert not [name for name in samples if "short-lived" in name]

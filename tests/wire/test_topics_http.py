@@ -12,6 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from penstock.errors import StorageFailed
+from penstock.io.fs import DiskFile
+from penstock.wire import feed
 from penstock.wire.feed import FeedChunk
 from tests.support.form import pick
 from tests.support.http import Reply, Wire, connected, get, post, request
@@ -291,7 +294,7 @@ class Events:
         }
 
     async def read(self) -> str:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while b"\n\n" not in self._text:
                 size = int((await self._wire.reader.readuntil(b"\r\n"))[:-2], 16)
                 piece = await self._wire.reader.readexactly(size + 2)
@@ -431,7 +434,7 @@ async def test_a_stream_of_a_topic_that_is_deleted_at_that_moment_ends(tmp_path:
         topic = await served.topics.create("t")
         await served.topics.delete("t")
         served.feeds.subscribe(topic, Subscriber(), topic.next_offset)
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), 60)
 
 
 async def test_clients_that_leave_are_forgotten(tmp_path: Path) -> None:
@@ -457,6 +460,33 @@ async def test_damage_is_told_and_the_stream_goes_on_behind_it(tmp_path: Path) -
             assert said.startswith("event: error\ndata: ")
             assert "damaged" in said
             assert await stream.offset() == 2
+
+
+async def test_streams_go_on_when_the_disk_can_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "RETRY_SECONDS", 0.01)
+    failures = 0
+
+    def fail(*_: Any) -> bytes:
+        nonlocal failures
+        failures += 1
+        raise StorageFailed("reading data.log failed: Input/output error")
+
+    async with over_http(tmp_path) as (served, wire):
+        await wire.ask(produce("t", payloads=[*"ab"]))
+        async with events(served, "/topics/t/stream") as live:
+            assert [await live.offset() for _ in "ab"] == [0, 1]
+            with monkeypatch.context() as broken:
+                broken.setattr(DiskFile, "read_at", fail)
+                async with events(served, "/topics/t/stream") as late:
+                    await eventually(lambda: failures >= 1)
+                    before = failures
+                    await wire.ask(produce("t", payload="c"))
+                    await eventually(lambda: failures > before + 2)
+                    broken.undo()
+                    assert [await late.offset() for _ in "abc"] == [0, 1, 2]
+                    assert await live.offset() == 2
 
 
 async def test_many_idle_streams_cost_little_and_all_are_reached(tmp_path: Path) -> None:

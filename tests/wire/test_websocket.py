@@ -33,7 +33,7 @@ class Talk:
         await self.socket.send(json.dumps({"command": command, **fields}))
 
     async def read(self) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return json.loads(await self.socket.recv())  # type: ignore[no-any-return]
 
     async def ask(self, command: str, **fields: Any) -> dict[str, Any]:
@@ -349,7 +349,7 @@ async def test_a_client_that_answers_no_ping_is_given_up_and_others_stay(tmp_pat
             b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await reader.read(1000):
                 pass
         writer.close()

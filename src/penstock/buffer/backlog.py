@@ -1,4 +1,5 @@
-"""The events that are buffered and not yet committed, and the partitions that wait for them.
+"""The events that are buffered and not yet committed, the partitions that wait for them, and how
+fast pushes may join them.
 
 A partition (queue, name) is *held* while an event of it is being written to a file, or is in a
 file that is not replayed. New pushes to a held partition are buffered behind those events. When the
@@ -9,6 +10,8 @@ a hold but never ends it early.
 An adopted file holds all partitions until it has been read.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +21,8 @@ from penstock.io.fs import Fs
 from penstock.queues.types import Item
 
 Key = tuple[str, str]  # queue, partition
+FIRST_EVENTS = 1000  # admitted at once during a replay, so that a short outage delays no push
+SHARE = 0.5  # of committed events, which admit new ones
 
 
 def keys_of(items: Iterable[Item]) -> set[Key]:
@@ -111,3 +116,62 @@ class BufferBacklog:
 
     def files_of(self, kind: Kind) -> list[BufferFile]:
         return [file for file in self.files if file.name.kind == kind]
+
+
+class Admission:
+    """The queue of pushes that wait to join the backlog. The replay opens and closes it.
+
+    A file takes events faster than the database does. Without a limit, busy producers could keep
+    the backlog of their partitions growing forever after a short outage. So while a replay runs,
+    two committed events admit one new event: every pass at least halves the backlog. During the
+    last pass no push is admitted. Pushes wait some milliseconds until it is committed, and then go
+    to the database directly. Waiting pushes keep their order.
+    """
+
+    def __init__(self) -> None:
+        self._replaying = False
+        self._closing = False
+        self._credit = 0.0
+        self._waiting: deque[tuple[int, asyncio.Future[bool]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def begin(self) -> None:
+        self._replaying, self._closing, self._credit = True, False, FIRST_EVENTS
+
+    def close(self) -> None:
+        """Admit no push until the last pass is over."""
+        self._closing = True
+
+    def committed(self, events: int) -> None:
+        self._credit += events * SHARE
+        while self._waiting and not self._closing and self._waiting[0][0] <= self._credit:
+            events, waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._credit -= events
+                waiter.set_result(True)
+
+    def end(self) -> None:
+        """End the replay. Waiting pushes choose again where to go."""
+        self._replaying = self._closing = False
+        while self._waiting:
+            waiter = self._waiting.popleft()[1]
+            if not waiter.done():
+                waiter.set_result(False)
+
+    async def ask(self, events: int) -> bool:
+        """Wait for admission. True: join the backlog; False: the replay ended, choose again."""
+        if not self._replaying:
+            return True
+        if (
+            not self._closing
+            and not self._waiting
+            and (events <= self._credit or events > FIRST_EVENTS)
+        ):
+            self._credit -= events
+            return True
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append((min(events, FIRST_EVENTS), waiter))
+        return await waiter

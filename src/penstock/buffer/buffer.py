@@ -30,15 +30,14 @@ import time
 from concurrent.futures import Executor
 from pathlib import Path
 
-from penstock.buffer.admission import Admission
-from penstock.buffer.backlog import BufferBacklog
+from penstock.buffer.backlog import Admission, BufferBacklog
+from penstock.buffer.events import Window, decode_window, keys_in
 from penstock.buffer.failed import FailedEvents
 from penstock.buffer.files import KINDS, TITLES
 from penstock.buffer.journal import FailoverJournal
 from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.ownership import BufferOwnership
 from penstock.buffer.qos0 import Qos0
-from penstock.buffer.reader import Window, decode_window, keys_in
 from penstock.buffer.replay import BufferReplay, Progress
 from penstock.buffer.status import BufferFigures
 from penstock.buffer.storage import BufferStorage
@@ -91,7 +90,7 @@ class Buffer:
         self.backlog = BufferBacklog()
         self.failed = FailedEvents(self._storage)
         self._ownership = BufferOwnership(self._storage, self.failed)
-        self.maintenance = Maintenance(database, directory, fs, self._maintenance_changed)
+        self.maintenance = Maintenance(database, directory, fs, metrics, self._maintenance_changed)
         self.admission = Admission()
         self.replay = BufferReplay(
             queues,
@@ -188,7 +187,7 @@ class Buffer:
             raise InvalidRequest(
                 f"a line is not an event, or is damaged or cut short: {line[:200]!r}"
             )
-        items = self._queues.opened(window.items)
+        items = self._queues.decrypted(window.items)
         return items, await self.push(items)
 
     async def wait_until_drained(self, items: list[Item]) -> None:
@@ -275,7 +274,8 @@ class Buffer:
             if not self._up or self.backlog.blocks(items):
                 return await self._push_behind(items)
             try:
-                await self._queues.sealable(items)  # or plain text would be written to the file
+                # Without a key, plain text would be written to the file.
+                await self._queues.load_and_check_keys(items)
             except MissingKey:
                 raise
             except Unavailable:

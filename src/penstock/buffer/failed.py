@@ -17,8 +17,8 @@ from threading import Lock
 import msgspec
 
 from penstock.buffer.backlog import BufferFile
+from penstock.buffer.events import count_events
 from penstock.buffer.files import FAILED, Name, parse
-from penstock.buffer.reader import count_events
 from penstock.buffer.storage import BufferStorage
 from penstock.queues.types import Item
 

@@ -15,6 +15,7 @@ a whole, or rejected as a whole.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.buffer.backlog import BufferBacklog, BufferFile, Key, keys_of
@@ -24,6 +25,8 @@ from penstock.io.fs import File
 from penstock.queues.types import Item
 
 log = logging.getLogger("penstock.buffer")
+
+ENDED = "the buffer's writer ended"
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +115,9 @@ class FailoverJournal:
                         file = await self._storage.in_pool(self._commit, batch)
                     except StorageError as error:
                         self._refuse(batch, error)
+                    except BaseException:  # a cancellation or a bug: nobody may wait forever
+                        self._refuse(batch, StorageFailed(ENDED))
+                        raise
                     else:
                         for submission in batch:
                             self._backlog.transfer(submission.keys, file)
@@ -122,9 +128,7 @@ class FailoverJournal:
         finally:
             self._writing = None
             self.unwritten = 0
-            # Only after a cancellation or a bug: no submission may wait forever.
-            for submission in self._waiting:
-                self._refuse([submission], StorageFailed("the buffer's writer ended"))
+            self._refuse(self._waiting, StorageFailed(ENDED))
             self._waiting.clear()
 
     def _take(self) -> list[FailoverEntry]:
@@ -135,7 +139,7 @@ class FailoverJournal:
             events += len(batch[-1].lines)
         return batch
 
-    def _refuse(self, batch: list[FailoverEntry], error: PenstockError) -> None:
+    def _refuse(self, batch: Iterable[FailoverEntry], error: PenstockError) -> None:
         for submission in batch:
             self._backlog.release(submission.keys)
             if not submission.done.done():

@@ -17,7 +17,8 @@ from penstock.database import Database
 from penstock.database.retry import BACKGROUND_SECONDS
 from penstock.errors import StorageError, Unavailable
 from penstock.io.fs import Fs
-from penstock.io.tasks import cancelled
+from penstock.io.tasks import cancelled, supervised
+from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.buffer")
 
@@ -42,9 +43,15 @@ class Maintenance:
     """Follow the modes in the database, and call `changed` when they change."""
 
     def __init__(
-        self, database: Database, directory: Path, fs: Fs, changed: Callable[[], None]
+        self,
+        database: Database,
+        directory: Path,
+        fs: Fs,
+        metrics: Metrics,
+        changed: Callable[[], None],
     ) -> None:
         self._database, self._fs, self._changed = database, fs, changed
+        self._metrics = metrics
         self._path = directory / "maintenance.json"
         self.modes = Modes()
         self._unsaved = False  # switched while the database was down
@@ -89,15 +96,17 @@ class Maintenance:
         if name in (None, NAME):
             self._stale = True  # a read that is under way may return the old modes
             if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._follow())
+                self._reading = supervised("maintenance modes", self._follow, self._metrics)
 
     async def _follow(self) -> None:
         while self._stale and self._database.healthy:  # called again when it is back
             self._stale = False
             try:
                 await self._read()
-            except Unavailable:
+            except Exception as error:
                 self._stale = True
+                if not isinstance(error, Unavailable):
+                    raise
                 await asyncio.sleep(BACKGROUND_SECONDS)
 
     async def _read(self) -> None:
@@ -135,7 +144,7 @@ class Maintenance:
             try:
                 self.modes = msgspec.json.decode(self._fs.read(self._path), type=Modes)
                 self._changed()
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, StorageError) as error:
                 log.error(
                     "%s cannot be read (%s): maintenance is off until the database can be read",
                     self._path,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from penstock.buffer import files
 from penstock.buffer.backlog import BufferFile
+from penstock.buffer.events import count_events
 from penstock.buffer.failed import FailedEvents
 from penstock.buffer.files import KINDS, Name, OwnerLock
-from penstock.buffer.reader import count_events
 from penstock.buffer.storage import BufferStorage
 from penstock.errors import StorageFailed
 

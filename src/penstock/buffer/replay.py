@@ -27,9 +27,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.buffer.backlog import BufferFile
+from penstock.buffer.events import Window, windows
 from penstock.buffer.failed import FailedEvents, FailedFile, RefusedEvent
 from penstock.buffer.files import FAILED, QUARANTINE, TITLES, Kind
-from penstock.buffer.reader import Window, windows
 from penstock.buffer.storage import BufferStorage
 from penstock.database import Database
 from penstock.errors import (
@@ -260,7 +260,7 @@ class BufferReplay:
     async def _attempt(self, items: list[Item]) -> list[ItemOutcome]:
         self.writes.add()
         try:
-            return await self._queues.push(self._queues.opened(items))
+            return await self._queues.push(self._queues.decrypted(items))
         except PenstockError:
             for item in items:
                 item.fresh = False  # it may have been stored

@@ -12,7 +12,7 @@ from penstock.buffer.journal import FailoverJournal
 from penstock.buffer.maintenance import Maintenance
 from penstock.buffer.qos0 import Qos0
 from penstock.buffer.replay import BufferReplay, Progress
-from penstock.contract.buffers import BufferStatus, FileStatus, KindStatus, Recovery
+from penstock.contract.broker import BufferStatus, FileStatus, KindStatus, Recovery
 from penstock.metrics import Merge, Metrics
 
 MAX_FILES = 200  # listed in a status

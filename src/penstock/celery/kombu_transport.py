@@ -110,6 +110,7 @@ class LongPop:
 
 class Transport(virtual.Transport):  # type: ignore[misc]
     Channel = QueueChannel
+    can_parse_url = True  # kombu forgets the scheme if `broker_transport` names this class
     default_port = 6632
     # Celery takes this to mean that events, gossip and mingle go through fanout exchanges.
     driver_type = "redis"
@@ -145,6 +146,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         from penstock import __version__
 
         return __version__
+
+    def as_uri(self, *_: Any, **__: Any) -> str:
+        """Return the address of the broker that is used now, for logs."""
+        return self.brokers.url.replace("http", "penstock", 1)
 
     def establish_connection(self) -> "Transport":
         """Check address and token."""
@@ -308,16 +313,17 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
 def _brokers(client: Any) -> BlockingBrokers:
     """Return the brokers of kombu's connection: the one it uses now, then its alternates."""
-    hosts = [_address(client.hostname, client.port)]
-    secure = bool(client.ssl) or client.transport_cls == "penstocks"
-    for url in client.alt:
-        if "://" in url:
-            parts = parse_url(url)
-            hosts.append(_address(parts["hostname"], parts["port"]))
-            secure = secure or parts["transport"] == "penstocks"
+    first = {"hostname": client.hostname, "port": None, "password": None}
+    first["transport"] = client.transport_cls
+    if "://" in (client.hostname or ""):  # otherwise kombu has switched to an alternate
+        first = parse_url(client.hostname)
+    first["port"] = first["port"] or client.port
+    places = [first, *(parse_url(url) for url in client.alt if "://" in url)]
+    secure = bool(client.ssl) or any(one["transport"] == "penstocks" for one in places)
+    hosts = [_address(one["hostname"], one["port"]) for one in places]
     return BlockingBrokers(
         [f"{'https' if secure else 'http'}://{host}" for host in dict.fromkeys(hosts)],
-        token=client.transport_options.get("token") or client.password,
+        token=client.transport_options.get("token") or client.password or first["password"],
         timeout=client.connect_timeout,
         **(_tls(client.ssl) if secure else {}),
     )

@@ -66,7 +66,11 @@ COMMANDS = {  # words, each with a module of that name, and their help
     "restore": "Restore a backup into an empty data directory and database, and verify it.",
     "demo": "Fill a broker with live example data, to try the Console.",
 }
-MODULES = {"restore": "backup"}  # of words that have none of their own
+MODULES = {  # of words that have none of their own
+    "restore": "backup",
+    "token": "config",
+    **dict.fromkeys(("tasks", "maintenance", "audit", "logs"), "operations"),
+}
 EXTRAS = {"pipeline": "pipeline"}  # what to install for a command, when it is not `server`
 # Imported when a command runs, by what an extra brings.
 LIBRARIES = (

@@ -29,7 +29,7 @@ from rich.progress import (
 )
 
 from penstock.buffer import Buffer, files
-from penstock.buffer.reader import count_events, windows
+from penstock.buffer.events import count_events, windows
 from penstock.cli import (
     BrokerApi,
     LimitOrAll,
@@ -44,7 +44,7 @@ from penstock.cli import (
 from penstock.cli.tables import Column, Facts, TableBlock, View, count, duration, rate, size, table
 from penstock.config import load, schema
 from penstock.config.load import default_file
-from penstock.contract.buffers import BufferStatus
+from penstock.contract.broker import BufferStatus
 from penstock.database import Database
 from penstock.errors import PenstockError, Unavailable
 from penstock.io.fs import DISK

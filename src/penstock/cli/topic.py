@@ -271,7 +271,7 @@ def move(
             )
             progress.update(task, completed=state["copied"], total=state["total"], description=what)
             time.sleep(POLL_SECONDS)
-            state = api.get(TOPICS, topic, "move")
+            state = api.get(TOPICS, topic)["move"] or state | {"state": "shared", "problem": None}
     facts = [Column(name) for name in ("topic", "state", "problem") if state[name]]
     return View(state, [Facts(facts, state)], failed=state["state"] == "failed")
 

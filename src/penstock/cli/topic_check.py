@@ -108,7 +108,8 @@ async def _verify_shared(
 
     from penstock.config.database_url import url_here
     from penstock.object_store import ObjectStore
-    from penstock.topics.shared.calls import LOGS
+    from penstock.queues.schema import SCHEMA
+    from penstock.topics.shared.catalog import LOGS
     from penstock.topics.shared.verify import check, report_of
 
     address = config.topics.shared_tier
@@ -119,7 +120,7 @@ async def _verify_shared(
             raise PenstockError("records are in object storage: configure topics.shared_tier")
         return await asyncio.to_thread(store.read_range, name, position, size)
 
-    path = {"search_path": config.database.db_schema}
+    path = {"search_path": SCHEMA.search_path(config.database.db_schema)}
     try:
         connection = await asyncpg.connect(url_here(config), server_settings=path)
     except asyncpg.PostgresError as error:

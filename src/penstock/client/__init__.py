@@ -4,8 +4,9 @@ the way in; what is exported here is exported there.
 
 from penstock.client.buffer import PushBuffer
 from penstock.client.client import Client
-from penstock.client.consumer import Consumer, RetryPolicy, backoff
+from penstock.client.consumer import Consumer
 from penstock.client.messages import Address, DeadLetter, Message, Retry
+from penstock.client.policies import RetryPolicy, backoff
 from penstock.client.producer import Producer
 from penstock.client.reader import Reader
 from penstock.client.stateful import State

@@ -1,10 +1,12 @@
-"""`Client.admin`: the operations of an operator."""
+"""`Client.admin`, `Client.schedules` and `Client.routes`: the operations of an operator."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from penstock.client.brokers import Brokers
+from penstock.client.messages import Address
 from penstock.client.queues import iso_time
 from penstock.contract import operations
 from penstock.contract.consumers import ConsumerHealth
@@ -12,7 +14,13 @@ from penstock.contract.dead_letters import DeadLetters
 from penstock.contract.groups import Group, GroupPosition, Seek
 from penstock.contract.messages import ScheduledMessages
 from penstock.contract.queues import Queue, QueueDetails, QueuePartition
-from penstock.errors import Conflict
+from penstock.contract.routes import RoutePushed, RouteStatus
+from penstock.contract.schedules import Schedule, ScheduleRun
+from penstock.contract.topics import TopicMove
+from penstock.errors import Conflict, InvalidRequest
+from penstock.protocol.headers import check as check_headers
+from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.payload import encode_payload
 
 QUEUES_PER_PAGE = 10_000
 GROUPS_PER_PAGE = 1000
@@ -76,12 +84,12 @@ class AdminClient:
         """Turn a local topic into a shared one, and return when it is. Offsets and groups are kept.
         Raises `Conflict` if that is not possible.
         """
-        move = await self._brokers.call(operations.MOVE_TOPIC, topic)
-        while move.state != "shared":
+        move: TopicMove | None = await self._brokers.call(operations.MOVE_TOPIC, topic)
+        while move is not None and move.state != "shared":
             if move.state == "failed":
                 raise Conflict(f"topic {topic!r} was not moved: {move.problem}")
             await asyncio.sleep(MOVE_SECONDS)
-            move = await self._brokers.call(operations.GET_TOPIC_MOVE, topic)
+            move = (await self._brokers.call(operations.GET_TOPIC, topic)).move
 
     async def groups(self) -> list[Group]:
         """Return the consumer groups of all queues with their lag."""
@@ -180,6 +188,131 @@ class AdminClient:
         return await self._brokers.call(
             operations.LIST_SCHEDULED, **where, limit=limit, cursor=cursor
         )
+
+
+class Schedules:
+    """The schedules of the broker."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def list(self) -> list[Schedule]:
+        """Return all schedules, sorted by name."""
+        return (await self._brokers.call(operations.LIST_SCHEDULES)).schedules
+
+    async def get(self, name: str) -> Schedule:
+        """Return a schedule with its next and last runs. Raises `NotFound` if it does not exist."""
+        return await self._brokers.call(operations.GET_SCHEDULE, name)
+
+    async def create(
+        self,
+        name: str,
+        *,
+        cron: str,
+        queue: str | Address,
+        payload: Any = None,
+        timezone: str = "UTC",
+        headers: Mapping[str, str] | None = None,
+        catch_up: Literal["none", "one", "all"] = "one",
+        paused: bool = False,
+    ) -> Schedule:
+        """Create a schedule, or replace the one with this name. The payload is pushed to `queue` at
+        the times of `cron` in `timezone`. `catch_up` decides what happens to times that passed
+        while no broker was running: push nothing, one message, or all of them.
+        """
+        where = Address.parse(queue)
+        if where.group is not None:
+            raise InvalidRequest(f"a schedule pushes to a queue, and {queue!s} names a group")
+        if headers:
+            check_headers(headers)
+        body = {
+            "cron": cron,
+            "timezone": timezone,
+            "queue": where.queue,
+            "partition": where.partition or DEFAULT_PARTITION,
+            "payload": encode_payload(payload),
+            "headers": dict(headers) if headers else None,
+            "catchUp": catch_up,
+            "paused": paused,
+        }
+        return await self._brokers.call(operations.PUT_SCHEDULE, name, body=body)
+
+    async def pause(self, name: str) -> Schedule:
+        """Pause the schedule until `resume`."""
+        return await self._brokers.call(operations.CONTROL_SCHEDULE, name, "pause")
+
+    async def resume(self, name: str) -> Schedule:
+        """Resume the schedule. Runs that were due while it was paused are skipped."""
+        return await self._brokers.call(operations.CONTROL_SCHEDULE, name, "resume")
+
+    async def run(self, name: str) -> ScheduleRun:
+        """Push the message now. The next runs do not change."""
+        return await self._brokers.call(operations.RUN_SCHEDULE, name)
+
+    async def delete(self, name: str) -> None:
+        """Delete the schedule. Messages it has pushed are kept."""
+        await self._brokers.call(operations.DELETE_SCHEDULE, name)
+
+
+class Routes:
+    """The export routes of the broker."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+
+    async def list(self) -> list[RouteStatus]:
+        """Return all routes with their status."""
+        return (await self._brokers.call(operations.LIST_ROUTES)).routes
+
+    async def get(self, name: str) -> RouteStatus:
+        """Return the status of a route. Raises `NotFound` if it does not exist."""
+        return await self._brokers.call(operations.GET_ROUTE, name)
+
+    async def create(
+        self,
+        name: str,
+        *,
+        destination: Mapping[str, Any],
+        source: Mapping[str, Any] | str | None = None,
+        batch: Mapping[str, Any] | None = None,
+        queue: Mapping[str, Any] | None = None,
+    ) -> RouteStatus:
+        """Create a route. `destination`, `source`, `batch` and `queue` are those of the
+        configuration file; see "Export" in the reference.
+        """
+        given = {"destination": destination, "source": source, "batch": batch, "queue": queue}
+        body = {"name": name} | {part: value for part, value in given.items() if value is not None}
+        return await self._brokers.call(operations.CREATE_ROUTE, body=body)
+
+    async def push(self, name: str, records: Sequence[Any]) -> RoutePushed:
+        """Add records to the route's send queue. A record is anything that JSON can express."""
+        body = {"records": [encode_payload(record) for record in records]}
+        return await self._brokers.call(operations.PUSH_TO_ROUTE, name, body=body)
+
+    async def pause(self, name: str) -> RouteStatus:
+        """Pause sending."""
+        return await self._brokers.call(operations.CONTROL_ROUTE, name, "pause")
+
+    async def resume(self, name: str) -> RouteStatus:
+        """Resume sending. It also ends a drain."""
+        return await self._brokers.call(operations.CONTROL_ROUTE, name, "resume")
+
+    async def drain(self, name: str) -> RouteStatus:
+        """Accept no new records and deliver the queued ones."""
+        return await self._brokers.call(operations.CONTROL_ROUTE, name, "drain")
+
+    async def purge(self, name: str) -> int:
+        """Drop all queued records. Returns how many."""
+        return (await self._brokers.call(operations.PURGE_ROUTE, name)).records
+
+    async def replay(self, name: str) -> int:
+        """Put the route's dead letters back into its send queue. Returns how many."""
+        return (await self._brokers.call(operations.REPLAY_ROUTE, name)).records
+
+    async def delete(self, name: str, *, force: bool = False) -> None:
+        """Stop and delete the route. With `force`, drop undelivered records with it."""
+        forced = "true" if force else None
+        await self._brokers.call(operations.DELETE_ROUTE, name, force=forced)
 
 
 def _filter(queue: str | None, **which: Unpack[DeadLetterFilter]) -> dict[str, Any]:

@@ -15,28 +15,27 @@ import os
 import signal
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from penstock.client.admin import AdminClient
+from penstock.client.admin import AdminClient, Routes, Schedules
 from penstock.client.brokers import Brokers
 from penstock.client.buffer import BufferOptions, PushBuffer, check_sent
 from penstock.client.connection import Endpoint
 from penstock.client.consumer import Consumer, ConsumerOptions, P, R
 from penstock.client.former_names import FormerMethods, renamed
+from penstock.client.handlers import Hook, hook_of
 from penstock.client.health import HealthReporter
-from penstock.client.hooks import Hook, hook_of
 from penstock.client.items import Item
 from penstock.client.messages import Address, Received
 from penstock.client.queues import QueueClient
-from penstock.client.routes import Routes
-from penstock.client.schedules import Schedules
-from penstock.client.stateful import StatefulConsumer, StateStore
-from penstock.client.topic import Topic, TopicBroker, TopicFinder
+from penstock.client.stateful import StatefulConsumer
+from penstock.client.topic import Topic, TopicBroker, find_endpoint
 from penstock.contract import operations
 from penstock.contract.broker import BrokerStatus
 from penstock.errors import InvalidRequest, NotFound, Unavailable
@@ -125,10 +124,12 @@ class Client(QueueClient, FormerMethods):
                 tls=context() if secure else tls,
             )
         )
-        endpoint: Endpoint | TopicFinder = TopicFinder(self._brokers, context)
+        endpoint: Endpoint | Callable[[], Awaitable[Endpoint]]
         if topics:
             addresses, secure = parse_addresses(topics)
             endpoint = Endpoint(addresses, context() if secure else None)
+        else:
+            endpoint = partial(find_endpoint, self._brokers, context)
         self._topics = TopicBroker(endpoint, timeout=timeout, token=token)
         self._buffers: list[PushBuffer] = []
         self._consumers: list[Consumer[..., Any]] = []
@@ -220,14 +221,9 @@ class Client(QueueClient, FormerMethods):
             if version is None:
                 consumer = Consumer(self, address, handler, **settings)
             else:
-                store = StateStore(
-                    self._brokers,
-                    self._leases,
-                    Address.parse(address),
-                    version=version,
-                    reset=reset,
+                consumer = StatefulConsumer(
+                    self, address, handler, version=version, reset=reset, **settings
                 )
-                consumer = StatefulConsumer(self, address, handler, store=store, **settings)
             consumer.hooks = self._hooks
             self._consumers.append(consumer)
             return consumer

@@ -30,7 +30,6 @@ import asyncio
 import functools
 import logging
 import os
-import random
 import socket
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -41,12 +40,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, Unpack
 
-from penstock.client.handlers import BoundHandler, Misfit
-from penstock.client.hooks import Hook
+from penstock.client.handlers import BoundHandler, Hook, Misfit
 from penstock.client.items import TakeOptions, check_names
 from penstock.client.messages import AckStatus, Address, DeadLetter, Message, Received, Retry
+from penstock.client.policies import EXITS, RateLimit, RetryPolicy
 from penstock.client.queues import LONG_POLL_SECONDS, Answer, QueueClient, received_late
-from penstock.client.rate import RateLimit
 from penstock.client.tracing import processing
 from penstock.contract.deliveries import Acked
 from penstock.errors import AckRefused, Full, InvalidRequest, NotFound, PenstockError, Unavailable
@@ -59,62 +57,8 @@ MIN_AHEAD_SECONDS = 0.002  # what a handler must take that fetching ahead is wor
 MAX_AHEAD_SECONDS = 1.0  # a handler that takes longer leaves the next batch to others
 MAX_TRACEBACK_CHARS = 4000  # kept with a dead letter: the end, where the error is
 OUR_FRAMES = (str(Path(__file__).parent), str(Path(thread.__file__).parent))
-# A handler that raises these has failed as with any other exception: it does not end the worker.
-NOT_OURS = (SystemExit, asyncio.CancelledError)
 P = ParamSpec("P")
 R = TypeVar("R")
-Errors = tuple[type[Exception], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How often a consumer attempts a message, how long it waits between attempts, and which
-    exceptions it retries. Create it with `backoff`.
-    """
-
-    max_attempts: int
-    first: float
-    factor: float
-    longest: float
-    jitter: bool = True
-    retry_on: Errors = (Exception,)
-    dead_letter_on: Errors = ()
-
-    def delay(self, attempt: int) -> float:
-        """Seconds to wait after this attempt; the first attempt is 1. With `jitter`, a random
-        number between half of it and all of it.
-        """
-        growth = self.factor ** min(attempt - 1, 1000)
-        whole = float(min(self.longest, self.first * growth))
-        return whole * (random.uniform(0.5, 1.0) if self.jitter else 1.0)
-
-    def retries(self, failure: BaseException) -> bool:
-        """Whether another attempt makes sense after this exception."""
-        fatal = isinstance(failure, self.dead_letter_on)
-        return not fatal and isinstance(failure, (*self.retry_on, *NOT_OURS))
-
-
-def backoff(
-    max_attempts: int = 5,
-    *,
-    first: float = 1.0,
-    factor: float = 2.0,
-    longest: float = 60.0,
-    jitter: bool = True,
-    retry_on: Errors = (Exception,),
-    dead_letter_on: Errors = (),
-) -> RetryPolicy:
-    """Retry with exponential backoff: make up to `max_attempts` attempts, wait `first` seconds
-    after the first one and `factor` times longer after each further one, at most `longest` seconds.
-    `jitter` shortens each wait by up to a half, at random. After the last attempt the message
-    becomes a dead letter; at once if the exception is not one of `retry_on`, or one of
-    `dead_letter_on`.
-    """
-    if max_attempts < 1 or first < 0 or factor < 1 or longest < 0:
-        raise InvalidRequest(
-            "backoff needs 1 or more attempts, a factor of 1 or more, and no negative seconds"
-        )
-    return RetryPolicy(max_attempts, first, factor, longest, jitter, retry_on, dead_letter_on)
 
 
 class ConsumerOptions(TakeOptions, total=False):
@@ -498,7 +442,7 @@ class Consumer(Generic[P, R]):
             outcome, failure = Outcome("retry", str(again) or None, again.delay), again
         except DeadLetter as error:
             outcome, failure = Outcome("dlq", str(error) or "put aside by the consumer"), error
-        except (Exception, *NOT_OURS) as error:  # any exception of the user's code is a failure
+        except (Exception, *EXITS) as error:  # any exception of the user's code is a failure
             if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise  # not raised by the handler: we are cancelled
             outcome, failure = self._failed(error, messages[0].attempt), error

@@ -1,18 +1,23 @@
-"""A consumer's function: its arguments, and how to call it.
+"""The functions of the program: handlers of messages, and hooks that run around them.
 
-The annotation of its first parameter decides. `Message` (or none at all) is the message; any other
-type is the payload, decoded and checked: a msgspec struct, a dataclass, a `TypedDict`, a pydantic
-model, or a plain type. A second parameter is the message beside the payload. With `batches` both
-are lists, and the type is that of an item: `list[Order]`. The last parameter of a consumer with
-state is the state.
+The annotation of a handler's first parameter decides what it gets. `Message` (or none at all) is
+the message; any other type is the payload, decoded and checked: a msgspec struct, a dataclass, a
+`TypedDict`, a pydantic model, or a plain type. A second parameter is the message beside the
+payload. With `batches` both are lists, and the type is that of an item: `list[Order]`. The last
+parameter of a consumer with state is the state.
+
+A hook is a generator. The code before `yield` runs before the call, the code after it runs after
+the call. An exception of the handler is raised at the `yield`. Async generators run in the event
+loop, plain ones too, so they must not block for long.
 """
 
 import contextvars
 import inspect
 import typing
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -22,6 +27,7 @@ from penstock.client.messages import Received
 from penstock.errors import InvalidRequest
 
 Handler = Callable[..., Any]
+Hook = Callable[..., AbstractAsyncContextManager[Any]]
 Decode = Callable[[bytes], Any]
 
 
@@ -146,3 +152,19 @@ def _decoder(wanted: Any, batches: bool, function: Handler) -> Decode | None:
 
 def _name(function: Handler) -> str:
     return getattr(function, "__qualname__", repr(function))
+
+
+def hook_of(function: Callable[..., Any]) -> Hook:
+    """Return the context manager that a generator function makes."""
+    if inspect.isasyncgenfunction(function):
+        return asynccontextmanager(function)
+    if not inspect.isgeneratorfunction(function):
+        raise InvalidRequest(f"{function.__qualname__} has no yield: a hook is a generator")
+    plain = contextmanager(function)
+
+    @asynccontextmanager
+    async def in_loop(*arguments: Any) -> AsyncIterator[Any]:
+        with plain(*arguments) as value:
+            yield value
+
+    return in_loop

@@ -20,15 +20,22 @@ once.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import Self, TypedDict, Unpack
 
-from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.connection import Connection, Link, Waiting
 from penstock.client.items import check_names
-from penstock.client.new_records import Outgoing, RecordFields, outgoing, produce_frame, size_of
 from penstock.client.reader import ask
+from penstock.client.records import (
+    BatchNumbers,
+    Outgoing,
+    RecordFields,
+    outgoing,
+    produce_frame,
+    size_of,
+)
 from penstock.errors import (
     ConnectionLost,
     InvalidRequest,
@@ -43,6 +50,8 @@ from penstock.protocol.frames import BATCH_ANSWER, MAX_FRAME, Body, Bytes, Comma
 from penstock.protocol.names import partition_label
 from penstock.protocol.partitions import Rotation, partition_of
 from penstock.protocol.status import MAY_PASS
+
+log = logging.getLogger("penstock.client")
 
 RECORD_OVERHEAD = 64  # approximate memory of a buffered record besides its payload
 MAX_RECORDS = 100_000
@@ -340,6 +349,9 @@ class Producer:
                     )
             except PenstockError as error:  # the broker rejects the token: waiting does not help
                 self._fail_all(error)
+            except Exception as error:  # a bug must not stop the sender for good
+                log.exception("producer of %s: sending failed", self.topic)
+                self._fail_all(PenstockError(f"sending failed: {error!r}"))
 
     def _give_up(self, error: PenstockError) -> None:
         """Fail the oldest batch, and the later ones that the broker may have stored."""

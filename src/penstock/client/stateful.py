@@ -24,7 +24,6 @@ from penstock.client import tracing
 from penstock.client.brokers import Brokers
 from penstock.client.consumer import Consumer, Done, Outcome, P, R
 from penstock.client.items import Item, PushOptions, new_item
-from penstock.client.leases import LeaseKeeper
 from penstock.client.messages import Address, Message, Received
 from penstock.client.queues import QueueClient
 from penstock.contract import operations
@@ -99,16 +98,8 @@ _COMMIT = Operation("POST", "/streams/v1/cycle", _Done, "Commit state with ackno
 class StateStore:
     """The state of a consumer in the broker."""
 
-    def __init__(
-        self,
-        brokers: Brokers,
-        leases: LeaseKeeper,
-        address: Address,
-        *,
-        version: str,
-        reset: bool = False,
-    ) -> None:
-        self._brokers, self._leases = brokers, leases
+    def __init__(self, brokers: Brokers, address: Address, version: str, reset: bool) -> None:
+        self._brokers = brokers
         self._address, self._version, self._reset = address, version, reset
         self._query = ""
 
@@ -163,11 +154,6 @@ class StateStore:
             "ack": {"transactionId": last.transaction_id, "leaseId": last.lease_id},
         }
         await self._brokers.call(_COMMIT, body=body)
-        self._leases.drop(messages)
-
-    def forget(self, messages: Sequence[Received]) -> None:
-        """Stop renewing the lease of these messages, which the broker has ended."""
-        self._leases.drop(messages)
 
 
 class StatefulConsumer(Consumer[P, R]):
@@ -181,13 +167,14 @@ class StatefulConsumer(Consumer[P, R]):
         address: str | Address,
         handler: Callable[P, R],
         *,
-        store: StateStore,
+        version: str,
+        reset: bool,
         **options: Any,
     ) -> None:
         if options.get("auto_ack"):
             raise InvalidRequest("a consumer with state does not take auto_ack")
         super().__init__(client, address, handler, **options)
-        self._store = store
+        self._store = StateStore(client._brokers, self.address, version, reset)
         self._pauses = Backoff(0.1, 5.0)  # after a commit that failed
 
     async def run(self, drain_seconds: float | None = None) -> None:
@@ -248,6 +235,7 @@ class StatefulConsumer(Consumer[P, R]):
         if done:
             try:
                 await self._store.commit(messages[:done], state, release=not failed)
+                self._client._leases.drop(messages[:done])
                 self._pauses.reset()
             except (
                 InvalidRequest,
@@ -272,7 +260,7 @@ class StatefulConsumer(Consumer[P, R]):
         if rest and failed:
             await self._client._give_back(rest)
         elif rest:  # the commit has ended their lease
-            self._store.forget(rest)
+            self._client._leases.drop(rest)
 
     async def _wait_after(self, error: PenstockError) -> None:
         self._client.outage.note(error)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from penstock.client.admin import AdminClient
+from penstock.client.admin import AdminClient, Routes, Schedules
 from penstock.client.buffer import PushBuffer, Refusal, check_sent
 from penstock.client.client import Client, limits_from_env, sigterm_is_free
 from penstock.client.consumer import Consumer
@@ -30,8 +30,6 @@ from penstock.client.portal import (
 )
 from penstock.client.producer import Delivery, Producer
 from penstock.client.reader import Reader
-from penstock.client.routes import Routes
-from penstock.client.schedules import Schedules
 from penstock.client.topic import Topic, TopicGroup
 from penstock.client.transactions import Transaction, TransactionStep
 from penstock.errors import PenstockError

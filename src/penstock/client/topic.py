@@ -17,13 +17,12 @@ from datetime import datetime
 from typing import Unpack
 from urllib.parse import urlsplit
 
-from penstock.client.batch_numbers import BatchNumbers
 from penstock.client.brokers import Brokers
 from penstock.client.connection import Endpoint, Link
 from penstock.client.former_names import renamed
-from penstock.client.new_records import RecordFields, outgoing, produce_frame
 from penstock.client.producer import Producer, ProducerOptions
 from penstock.client.reader import FETCH_FLAGS, Reader, ReaderOptions, Start, ask
+from penstock.client.records import BatchNumbers, RecordFields, outgoing, produce_frame
 from penstock.errors import InvalidRequest, NotFound, Unavailable
 from penstock.net.addresses import Address, Token, parse_addresses
 from penstock.protocol import frames
@@ -46,16 +45,6 @@ CONSUME_BYTES = 1 << 20  # of one fetch
 CONNECT_SECONDS = 5.0
 
 
-class _PlainProducer:
-    """The producer id and batch numbers that `Topic.produce` uses for one partition."""
-
-    __slots__ = ("numbers", "turn")
-
-    def __init__(self) -> None:
-        self.numbers = BatchNumbers()
-        self.turn = asyncio.Lock()  # one batch at a time: a retried one must not be overtaken
-
-
 class TopicBroker:
     """The shared connection of a client's topics. Connects when it is first used."""
 
@@ -70,7 +59,7 @@ class TopicBroker:
         self._link = self.new_link()
         # by topic; each with the time until which it is valid
         self._infos: dict[str, tuple[Info | None, float]] = {}
-        self.plain_producers: dict[str, _PlainProducer] = {}  # by partition label
+        self.numbers: dict[str, BatchNumbers] = {}  # of `Topic.produce`, by partition label
         self.rotation = Rotation()
 
     def new_link(self) -> Link:
@@ -174,14 +163,14 @@ class Topic:
                 partition = rotated if key is None else partition_of(key, count)
         label = self._label(partition or 0)
         records = [outgoing(payload, fields) for payload in payloads]
-        producer = self._broker.plain_producers.setdefault(label, _PlainProducer())
-        async with producer.turn:
-            number = producer.numbers.id, producer.numbers.take()
+        numbers = self._broker.numbers.setdefault(label, BatchNumbers())
+        async with numbers.turn:  # a retried batch must not be overtaken
+            number = numbers.id, numbers.take()
             try:
                 body = await self._broker.send(b"".join(produce_frame(label, records, number)))
                 return int(Body(body).take(BATCH_ANSWER)[0])
             except BaseException:  # refused, without an answer, or cancelled: the next one can pass
-                producer.numbers.renew_id()
+                numbers.renew_id()
                 raise
 
     async def consume(
@@ -294,31 +283,26 @@ class TopicGroup:
         return await self._topic._broker.ask(command, label, frames.name(self.name), *parts)
 
 
-class TopicFinder:
-    """Ask the brokers for their TCP addresses before each connection."""
-
-    def __init__(self, brokers: Brokers, context: Callable[[], ssl.SSLContext]) -> None:
-        self._brokers, self._context = brokers, context
-
-    async def __call__(self) -> Endpoint:
-        addresses: list[Address] = []
-        secure: set[bool] = set()
-        failures: list[str] = []
-        for url, status in await self._brokers.statuses():
-            if isinstance(status, Exception):
-                failures.append(f"{url}: {status}")
-            elif listener := status.listeners.get("TCP"):
-                ((host, port),), tls = parse_addresses(listener)
-                addresses.append((urlsplit(url).hostname or host, port))
-                secure.add(tls)
-        if not addresses and failures:
-            raise Unavailable(f"no broker answered with its TCP address ({'; '.join(failures)})")
-        if not addresses:
-            raise InvalidRequest(
-                f"{', '.join(self._brokers.urls)}: no broker there serves topics over TCP "
-                "(topics.enabled and tcp_server.enabled). If another one does, name it: "
-                'Client(..., topics="tcp://host:12345") or PENSTOCK_BROKER'
-            )
-        if len(secure) > 1:
-            raise InvalidRequest("some of the brokers' TCP ports speak TLS and some do not")
-        return Endpoint(addresses, self._context() if secure == {True} else None)
+async def find_endpoint(brokers: Brokers, context: Callable[[], ssl.SSLContext]) -> Endpoint:
+    """Ask the brokers for their TCP addresses."""
+    addresses: list[Address] = []
+    secure: set[bool] = set()
+    failures: list[str] = []
+    for url, status in await brokers.statuses():
+        if isinstance(status, Exception):
+            failures.append(f"{url}: {status}")
+        elif listener := status.listeners.get("TCP"):
+            ((host, port),), tls = parse_addresses(listener)
+            addresses.append((urlsplit(url).hostname or host, port))
+            secure.add(tls)
+    if not addresses and failures:
+        raise Unavailable(f"no broker answered with its TCP address ({'; '.join(failures)})")
+    if not addresses:
+        raise InvalidRequest(
+            f"{', '.join(brokers.urls)}: no broker there serves topics over TCP "
+            "(topics.enabled and tcp_server.enabled). If another one does, name it: "
+            'Client(..., topics="tcp://host:12345") or PENSTOCK_BROKER'
+        )
+    if len(secure) > 1:
+        raise InvalidRequest("some of the brokers' TCP ports speak TLS and some do not")
+    return Endpoint(addresses, context() if secure == {True} else None)

@@ -1,7 +1,7 @@
-"""Dead letters of queues."""
+"""Dead letters of queues, and the background tasks on them."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -46,3 +46,29 @@ class Purged(Noun):
     """How many dead letters were deleted."""
 
     deleted: int
+
+
+TaskKind = Literal["requeue", "purge"]
+TaskState = Literal["running", "finished", "failed", "cancelled"]
+
+
+class BackgroundTask(msgspec.Struct, rename="camel"):
+    """A background task and its progress."""
+
+    id: str
+    kind: TaskKind
+    what: str  # the dead letters it is about, in words
+    who: str
+    total: int  # when it began
+    exact: bool  # False: there were at least `total`
+    started_at: float  # milliseconds since 1970
+    done: int = 0
+    state: TaskState = "running"
+    error: str | None = None
+    ended_at: float | None = None
+
+
+class TaskList(msgspec.Struct):
+    """Background tasks of all brokers on one database, newest first."""
+
+    tasks: list[BackgroundTask]

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from penstock.protocol.message_ids import sequence_of
-from penstock.protocol.names import DEFAULT_PARTITION
+from penstock.protocol.names import DEFAULT_PARTITION, QUEUE_MODE
 
 NULL = msgspec.Raw(b"null")
 EMPTY_OBJECT = msgspec.Raw(b"{}")
@@ -36,6 +36,20 @@ class Item(msgspec.Struct, rename="camel", gc=False):
     headers: bytes | None = None  # JSON text (protocol/headers.py)
     due: float | datetime | None = None  # for later: in so many seconds, or at this moment
     ordering: Literal["partition", "none"] | None = None  # of the queue, if this creates it
+
+
+class Ack(msgspec.Struct, rename="camel", gc=False):
+    """An acknowledgement of a message."""
+
+    transaction_id: str
+    partition_id: str
+    lease_id: str | None = None
+    status: str = "completed"  # completed (success), failed, retry, dlq
+    error: str | None = None
+    group: str = QUEUE_MODE
+    worker: str | None = None  # the consumer's name, shown in the life of a message that failed
+    delay: float | None = None  # failed, retry: seconds before the message is delivered again
+    max_attempts: int | None = None  # failed: of this message; None: the queue's
 
 
 class ItemOutcome(msgspec.Struct, gc=False):
@@ -96,26 +110,26 @@ HeadersText = Annotated[
 ]
 
 
-BROKERS_OWN = ("producer", "fresh", "key_id", "due")  # fields that no request may set
+BROKERS_OWN = ("producer", "fresh", "key_id", "due", "group")  # fields that no request may set
 if TYPE_CHECKING:
-    Partition = str
+    OrNull = str
 else:
-    Partition = str | None  # `received` puts the default in place of null
+    OrNull = str | None  # null in a request stands for the default
 
 
-def _json_name(field: str) -> str:
+def json_name(field: str) -> str:
     """camelCase; `_` before a name hides it from the API's description."""
     first, *others = field.split("_")
     return "_" * (field in BROKERS_OWN) + first + "".join(map(str.capitalize, others))
 
 
-class PushItem(Item, rename=_json_name, gc=False):
+class PushItem(Item, rename=json_name, gc=False):
     """An item as a request carries it: the body decodes straight into the engine's struct, and
     `received` finishes it. The fields of the broker take nothing but null from a body.
     """
 
     payload: msgspec.Raw = msgspec.field(default_factory=lambda: NULL)
-    partition: Partition = DEFAULT_PARTITION
+    partition: OrNull = DEFAULT_PARTITION
     headers: HeadersText = UNSET  # type: ignore[assignment]
     producer: None = None
     fresh: None = None  # type: ignore[assignment]
@@ -214,24 +228,19 @@ class PopAnyBody(msgspec.Struct, forbid_unknown_fields=True):
     timeout: int | None = None  # milliseconds
 
 
-class AckItem(msgspec.Struct, rename="camel", gc=False):
-    transaction_id: str
-    partition_id: str
-    lease_id: str | None = None
-    status: str | None = None
-    error: str | None = None
-    worker: str | None = None  # the consumer's name, shown in the life of a message that failed
-    delay: float | None = None  # failed, retry: seconds before the message is delivered again
-    max_attempts: int | None = None  # failed: of this message; default: the queue's
+class AckItem(Ack, rename=json_name, gc=False):
+    """An acknowledgement as a request carries it; `complete` finishes it."""
 
+    status: OrNull = "completed"
+    group: None = None  # type: ignore[assignment]
 
-class AckBody(AckItem, rename="camel"):
-    consumer_group: str | None = None
-
-    texts: ClassVar = {
-        "transactionId": "transactionId is required",
-        "partitionId": "partitionId is required to ensure message uniqueness",
-    }
+    def complete(self, group: str, who: str) -> Ack:
+        """Fill in what the request does not say. `who` sent it."""
+        self.group = group  # type: ignore[assignment]
+        self.lease_id = self.lease_id or None
+        self.status = self.status or "completed"
+        self.worker = self.worker or who
+        return self
 
 
 class AckBatchBody(msgspec.Struct, rename="camel"):

@@ -109,13 +109,6 @@ class MessageBuried(MessageDeleted):
     moved: bool
 
 
-class BuryBody(msgspec.Struct, rename="camel"):
-    consumer_group: str | None = None
-    error: str | None = None
-
-    texts: ClassVar[dict[str, str]] = {}
-
-
 class TraceBody(msgspec.Struct, rename="camel"):
     transaction_id: str | None = None
     partition_id: str | None = None

@@ -5,16 +5,22 @@ Operations of Queen MQ's API that Penstock itself does not use are in `penstock.
 
 from types import NoneType
 
-from penstock.contract import deliveries, queries, topics
-from penstock.contract.analytics import Minutes, MinutesQuery
-from penstock.contract.broker import PROMETHEUS, Alive, BrokerReady, BrokerStatus, ReadyQuery
-from penstock.contract.buffers import BufferStatus, MaintenanceModes
+from penstock.contract import deliveries, inspection, queries, topics
+from penstock.contract.broker import (
+    PROMETHEUS,
+    Alive,
+    AuditPage,
+    BrokerReady,
+    BrokerStatus,
+    BufferStatus,
+    MaintenanceModes,
+    ReadyQuery,
+)
 from penstock.contract.consumers import Consumers, ConsumersReport, Reported
-from penstock.contract.dead_letters import DeadLetters, Purged, Requeued
+from penstock.contract.dead_letters import BackgroundTask, DeadLetters, Purged, Requeued, TaskList
 from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
+from penstock.contract.inspection import Minutes, MinutesQuery
 from penstock.contract.messages import (
-    BuryBody,
-    MessageBuried,
     MessageDeleted,
     MessageRetried,
     MessageWithPayload,
@@ -26,14 +32,10 @@ from penstock.contract.messages import (
 )
 from penstock.contract.operation import Audited, Section
 from penstock.contract.pipelines import (
-    ArchivedOffset,
-    CleanupPolicy,
     PipelineList,
     PipelineReport,
     PipelineStatus,
     PipelineWish,
-    TopicMove,
-    TopicRolled,
 )
 from penstock.contract.queues import (
     Configure,
@@ -56,7 +58,6 @@ from penstock.contract.routes import (
     WaitingRecords,
 )
 from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
-from penstock.contract.tasks import AuditPage, BackgroundTask, TaskList
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role
@@ -85,7 +86,7 @@ GET_QUEUE = _queues.get(
 LIST_QUEUE_PARTITIONS = _queues.get(
     "/{queue}/partitions",
     QueuePartitions,
-    "List a queue's partitions with their lag for a group, largest lag first",
+    "List a queue's partitions as a group sees them, those with the most waiting messages first",
     query=queries.QueuePartitionsQuery,
 )
 GET_QUEUE_OPTIONS = _queues.get(
@@ -194,22 +195,11 @@ RETRY_MESSAGE = _messages.post(
     query=queries.GroupQuery,
     audit=Audited("message.retry"),
 )
-BURY_MESSAGE = _messages.post(
-    f"{_MESSAGE}/dlq",
-    MessageBuried,
-    "Move a message to a group's dead letters",
-    query=queries.GroupQuery,
-    body=BuryBody | None,
-    audit=Audited("message.bury", body=("consumerGroup", "error")),
-)
 ADD_TRACE = Section("queen", "/api/v1/traces").post(
     "", TraceAdded, "Attach a trace event to a message", body=TraceBody
 )
 
 _groups = Section("groups", "/api/v1/consumer-groups")
-_SOUGHT = Audited(
-    "group.seek", body=("toEnd", "toBeginning", "timestamp"), answer=("dryRun", "partitions")
-)
 LIST_GROUPS = _groups.get(
     "", list[Group], "List consumer groups, by queue", query=queries.GroupListQuery
 )
@@ -233,16 +223,11 @@ SEEK = _groups.post(
     Seek,
     "Move a group to the end, the beginning or a time; with `dryRun`, only count the messages",
     body=queries.SeekBody | None,
-    audit=_SOUGHT,
+    audit=Audited(
+        "group.seek", body=("toEnd", "toBeginning", "timestamp"), answer=("dryRun", "partitions")
+    ),
     again=True,
 )
-SEEK_PARTITION = Section("queen", "/api/v1/consumer-groups").post(
-    "/{group}/queues/{queue}/partitions/{partition}/seek",
-    Seek,
-    "Move a group to the end of one partition",
-    audit=_SOUGHT,
-)
-
 _dead_letters = Section("dead letters", "/api/v1/dlq")
 LIST_DEAD_LETTERS = _dead_letters.get(
     "", DeadLetters, "List dead letters, newest first", query=queries.DeadLetterPageQuery
@@ -283,7 +268,7 @@ _SCHEDULED_MESSAGE = "/{queue}/{partition}/{transaction}"
 LIST_SCHEDULED = _scheduled.get(
     "", ScheduledMessages, "List delayed messages, next due first", query=queries.ScheduledQuery
 )
-GET_SCHEDULED = _scheduled.get(
+GET_SCHEDULED = Section("internal", "/api/v1/scheduled").get(
     _SCHEDULED_MESSAGE, ScheduledMessage, "A delayed message with its payload"
 )
 CANCEL_SCHEDULED = _scheduled.delete(
@@ -399,13 +384,14 @@ LIST_ROUTE_DEAD_LETTERS = _routes.get(
     "List the route's dead letters",
     query=queries.RouteDeadLettersQuery,
 )
-LIST_ROUTE_RECORDS = _routes.get(
+_route_files = Section("internal", "/api/v1/routes")
+LIST_ROUTE_RECORDS = _route_files.get(
     "/{name}/records",
     WaitingRecords,
     "List records in the route's send queue",
     query=queries.LimitQuery,
 )
-INSPECT_ROUTE = Section("internal", "/api/v1/routes").get(
+INSPECT_ROUTE = _route_files.get(
     "/{name}/inspect", RouteInspection, "Read and verify the route's files"
 )
 
@@ -502,9 +488,9 @@ FORGET_PIPELINE = _pipelines.delete(
 )
 SET_ARCHIVED_OFFSET = Section("internal", "/topics").put(
     "/{topic}/archived",
-    ArchivedOffset,
+    topics.ArchivedOffset,
     "Set the archived offset: from now on, retention deletes only records before it",
-    body=ArchivedOffset,
+    body=topics.ArchivedOffset,
 )
 
 _topics = Section("topics", "/topics")
@@ -530,7 +516,7 @@ DELETE_TOPIC = _topics.delete(
     audit=Audited("topic.delete"),
 )
 GET_TOPIC = _topics.get(
-    "/{topic}", topics.TopicDetails, "A topic with its offsets, size and segments"
+    "/{topic}", topics.TopicDetails, "A topic with its offsets, size, segments and consumer groups"
 )
 PRODUCE = _topics.post(
     "/{topic}/produce",
@@ -568,32 +554,32 @@ STREAM_TOPIC = _topics.get(
 )
 SET_TOPIC_POLICY = _topics.put(
     "/{topic}/policy",
-    CleanupPolicy,
+    topics.CleanupPolicy,
     "Set the cleanup policy: `delete` lets retention delete old segments, `compact` compacts them"
     " and never deletes them",
-    body=CleanupPolicy,
+    body=topics.CleanupPolicy,
     role=Role.ADMIN,
     audit=Audited("topic.policy", body=("policy",)),
 )
 MOVE_TOPIC = _topics.post(
     "/{topic}/move",
-    TopicMove,
-    "Turn a local topic into a shared one in the background; offsets are kept",
+    topics.TopicMove,
+    "Turn a local topic into a shared one in the background; offsets are kept. `move` of the topic"
+    " says how far it is",
     status=202,
     role=Role.ADMIN,
     audit=Audited("topic.move"),
     again=True,
 )
-GET_TOPIC_MOVE = _topics.get("/{topic}/move", TopicMove, "How far the move of a topic is")
 ROLL_TOPIC = Section("internal", "/topics").post(
     "/{topic}/roll",
-    TopicRolled,
+    topics.TopicRolled,
     "Seal the active segment; only sealed segments can be archived, deleted or compacted",
     audit=Audited("topic.roll"),
 )
 
 _topic_groups = Section("topics", "/topics/{topic}/groups")
-LIST_TOPIC_GROUPS = _topic_groups.get(
+LIST_TOPIC_GROUPS = Section("internal", "/topics/{topic}/groups").get(
     "", list[topics.GroupWithAge], "List the consumer groups of a topic"
 )
 GET_TOPIC_GROUP = _topic_groups.get(
@@ -677,4 +663,30 @@ SWITCH_MAINTENANCE = _buffer.put(
     body=MaintenanceModes,
     role=Role.ADMIN,
     audit=Audited("maintenance", body=("push", "pop")),
+)
+
+_console = Section("internal", "/api/v1")
+SEARCH_MESSAGES = _console.get(
+    "/queues/{queue}/messages",
+    inspection.Hits,
+    "Find messages by transaction id or by a value in the payload; a request searches a limited"
+    " number of messages, newest first",
+    query=inspection.SearchQuery,
+)
+GET_LIFELINE = _console.get(
+    "/messages/{partition}/{transaction}/lifeline",
+    inspection.Lifeline,
+    "The history of a message, oldest event first",
+)
+LIST_ERRORS = _console.get(
+    "/dlq/errors",
+    inspection.ErrorGroups,
+    "Dead letters grouped by error, with counts over time",
+    query=inspection.ErrorsQuery,
+)
+GET_HISTORY = _console.get(
+    "/history",
+    inspection.Series,
+    "Messages per second over the last hour, day or week, for all queues or one",
+    query=inspection.HistoryQuery,
 )

@@ -1,6 +1,6 @@
-"""Pipelines that report to the broker, and their operations on topics."""
+"""Pipelines that report to the broker."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
@@ -80,38 +80,5 @@ class PipelineList(msgspec.Struct):
     pipelines: list[PipelineStatus]
 
 
-class TopicRolled(msgspec.Struct):
-    topic: str
-    active: int  # base offset of the segment that is written to now
-
-
-class TopicMove(msgspec.Struct):
-    """A local topic that becomes a shared one."""
-
-    topic: str
-    state: str  # copying, closing, shared, failed
-    copied: int = 0  # offsets
-    total: int = 0
-    problem: str | None = None  # why it does not advance, or failed
-
-
 class PipelineWish(msgspec.Struct):
     stop: bool
-
-
-class ArchivedOffset(msgspec.Struct):
-    offset: int
-
-
-class CleanupPolicy(msgspec.Struct):
-    policy: Literal["delete", "compact"]
-
-
-class CompactBody(msgspec.Struct):
-    """Sealed segments to compact. `keep` has one bit per offset, from the first base on, lowest bit
-    first: 1 keeps the record.
-    """
-
-    incarnation: str
-    bases: list[Annotated[int, msgspec.Meta(ge=0)]]
-    keep: bytes

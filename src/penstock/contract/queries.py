@@ -1,16 +1,19 @@
 """Query parameters of operations: pages, times and filters."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from penstock.errors import InvalidRequest
 from penstock.protocol.times import time_field
 
 # the database reads and drops all rows before a page, so far pages need another way
 MAX_OFFSET = 10_000
+MAX_ROWS = 10_000  # of a list that the broker sorts
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
+R = TypeVar("R", bound=msgspec.Struct)
 
 Limit = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
 Offset = Annotated[
@@ -166,6 +169,35 @@ class ListQuery(msgspec.Struct):
     sort: str = ""  # a field; with `-` before it the largest first
     limit: int = 50
     offset: int = 0
+
+    def page(self, rows: list[R]) -> tuple[list[R], int]:
+        """Return the rows whose names match, sorted (unknown values last) and cut, and how many
+        match.
+        """
+        words = self.filter.lower()
+        matching = [row for row in rows if words in _name(row).lower()]
+        name = self.sort.removeprefix("-") or "name"
+        fields = {
+            field.encode_name: field.name
+            for row in rows[:1]
+            for field in msgspec.structs.fields(row)
+        }
+        if rows and name not in fields:
+            raise InvalidRequest(
+                f"sort: unknown field {name[:60]!r}; the fields are {', '.join(sorted(fields))}"
+                " (with - before it: largest first)"
+            )
+        field = fields.get(name, name)
+        unknown = [row for row in matching if getattr(row, field) is None]
+        sorted_rows = [row for row in matching if getattr(row, field) is not None]
+        sorted_rows.sort(key=_name)
+        sorted_rows.sort(key=lambda row: getattr(row, field), reverse=self.sort.startswith("-"))
+        begin, limit = max(0, self.offset), min(max(1, self.limit), MAX_ROWS)
+        return (sorted_rows + unknown)[begin : begin + limit], len(matching)
+
+
+def _name(row: msgspec.Struct) -> str:
+    return str(row.name)  # type: ignore[attr-defined]
 
 
 class QueueListQuery(ListQuery):

@@ -162,7 +162,7 @@ class QueuePartition(Noun):
 
 
 class QueuePartitions(Noun):
-    """Partitions of a queue, largest lag first."""
+    """Partitions of a queue, those with the most waiting messages first."""
 
     partitions: list[QueuePartition]
     total: int  # of those that were looked at

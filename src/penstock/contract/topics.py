@@ -140,6 +140,16 @@ class GroupWithAge(GroupDetails):
     lag_seconds: float | None  # age of the record that it reads next
 
 
+class TopicMove(Struct):
+    """A local topic that becomes a shared one."""
+
+    topic: str
+    state: str  # copying, closing, shared, failed
+    copied: int = 0  # offsets
+    total: int = 0
+    problem: str | None = None  # why it does not advance, or failed
+
+
 class TopicDetails(Struct):
     topic: str
     incarnation: str
@@ -162,6 +172,7 @@ class TopicDetails(Struct):
     rate: float | None  # records per second; null when it was not asked for before
     history: list[float]
     retention: Retention
+    move: TopicMove | None  # while it becomes a shared topic, or if that failed
 
 
 class Created(Struct):
@@ -262,3 +273,26 @@ class TierStatus(Struct):
     lag_seconds: float
     passes: int  # that went through
     adopted: dict[str, Any] | None  # the report of an adoption, if this broker began so
+
+
+class TopicRolled(Struct):
+    topic: str
+    active: int  # base offset of the segment that is written to now
+
+
+class ArchivedOffset(Struct):
+    offset: int
+
+
+class CleanupPolicy(Struct):
+    policy: Literal["delete", "compact"]
+
+
+class CompactBody(Struct):
+    """Sealed segments to compact. `keep` has one bit per offset, from the first base on, lowest bit
+    first: 1 keeps the record.
+    """
+
+    incarnation: str
+    bases: list[Annotated[int, Meta(ge=0)]]
+    keep: bytes

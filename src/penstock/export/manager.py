@@ -23,11 +23,11 @@ from penstock.errors import (
     InvalidRequest,
     NotFound,
     PenstockError,
+    StorageError,
     StorageFailed,
     Unavailable,
 )
-from penstock.export.clock import Clock
-from penstock.export.context import RouteContext
+from penstock.export.context import Clock, RouteContext
 from penstock.export.inspection import examine, first_records, waiting_records
 from penstock.export.routes import ExportRoute
 from penstock.export.routestate import read_state
@@ -44,6 +44,8 @@ from penstock.topics.store import TopicStore
 log = logging.getLogger("penstock.export")
 T = TypeVar("T")
 SENDS_PER_CORE = 8
+# Of a route of the API, or why it cannot be read; None: the configuration has the route.
+Definition = dict[str, Any] | Exception | None
 START_RETRY_SECONDS = 10.0  # until routes that could not start are tried again
 
 
@@ -104,7 +106,7 @@ class Exports:
         await asyncio.gather(*(route.stop(deadline) for route in self._routes.values()))
         self._routes.clear()
 
-    async def _definitions(self) -> dict[str, dict[str, Any] | None]:
+    async def _definitions(self) -> dict[str, Definition]:
         """Return all routes by name; None stands for those of the configuration."""
         return {**dict.fromkeys(self._configured), **await self._context.in_pool(self._stored)}
 
@@ -119,8 +121,10 @@ class Exports:
         metrics = self._metrics.of(name)
         return ExportRoute(spec, self.directory / name, self._context, metrics, definition)
 
-    async def _start(self, name: str, definition: dict[str, Any] | None) -> None:
+    async def _start(self, name: str, definition: Definition) -> None:
         try:
+            if isinstance(definition, Exception):
+                raise definition
             route = self._make(name, definition)
             await route.start()
         except (PenstockError, OSError) as error:
@@ -145,11 +149,18 @@ class Exports:
                     if name in self.failed:
                         await self._start(name, definition)
 
-    def _stored(self) -> dict[str, dict[str, Any]]:
-        """Return the definitions of routes that were created over the API."""
+    def _stored(self) -> dict[str, Definition]:
+        """Return the definitions of routes that were created over the API, or why one cannot be
+        read.
+        """
         names = set(self._context.fs.list_dir(self.directory)).difference(self._configured)
-        states = {name: read_state(self._context, self.directory / name) for name in sorted(names)}
-        return {name: state.definition for name, state in states.items() if state.definition}
+        found: dict[str, Definition] = {}
+        for name in sorted(names):
+            try:
+                found[name] = read_state(self._context, self.directory / name).definition
+            except (StorageError, OSError) as error:
+                found[name] = error
+        return {name: definition for name, definition in found.items() if definition}
 
     # Operations
 
@@ -250,7 +261,7 @@ class Exports:
             del self._routes[name]
             await route.stop()
             await self._context.in_pool(self._context.fs.remove_tree, self.directory / name)
-            self._metrics.forget(name)
+            self._context.metrics.forget("route", name)
 
 
 def _refuse_loss(route: ExportRoute) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 
 from penstock.contract.routes import BreakerStatus, RouteSource, RouteStatus, WorkersStatus
 from penstock.errors import Conflict, StorageError, Unavailable
-from penstock.export.backoff import RouteBackoff
-from penstock.export.breaker import CLOSED, HALF_OPEN, OPEN, Breaker
 from penstock.export.context import RouteContext
 from penstock.export.deadletters import DeadRecord, DeadRecords
 from penstock.export.delivery import BatchDelivery
+from penstock.export.health import CLOSED, HALF_OPEN, OPEN, Breaker, Pause, RouteBackoff
 from penstock.export.kafka_source import KafkaSource
-from penstock.export.pause import Pause
 from penstock.export.routestate import RouteState
 from penstock.export.sendqueue import Block, PushedBlocks, SendQueue
 from penstock.export.sources import QueueSource, SourceReader, TopicSource, make_blocks

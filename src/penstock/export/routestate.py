@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.errors import StorageError
 from penstock.export.context import RouteContext
-from penstock.export.pause import Pause
+from penstock.export.health import Pause
 
 log = logging.getLogger("penstock.export")
 STATE = "route.json"

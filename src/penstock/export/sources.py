@@ -37,8 +37,7 @@ from penstock.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.export.clock import Clock
-from penstock.export.context import RouteContext
+from penstock.export.context import Clock, RouteContext
 from penstock.export.envelope import with_headers, wrap, wrap_payload, wrap_record
 from penstock.export.payload import RAW, join
 from penstock.export.routestate import RouteState

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from penstock.export.clock import Clock
+from penstock.export.context import Clock
 from penstock.metrics import Counter, Metrics
 
 # The gauges of a route: name (without prefix) to value, or to values by label.
@@ -110,11 +110,6 @@ class ExportMetrics:
 
     def of(self, route: str) -> "RouteMetrics":
         return RouteMetrics(self._counters, route)
-
-    def forget(self, route: str) -> None:
-        """Remove the counters of a route; a new one of its name counts from 0."""
-        for counter in self._counters.values():
-            counter.forget(route)
 
 
 class RouteMetrics:

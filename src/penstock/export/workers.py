@@ -20,12 +20,10 @@ from functools import partial
 from typing import Any
 
 from penstock.errors import StorageError
-from penstock.export.backoff import RouteBackoff
-from penstock.export.breaker import Breaker
 from penstock.export.context import RouteContext
 from penstock.export.delivery import BatchDelivery, Prepared
 from penstock.export.destinations import Denied, RetryLater
-from penstock.export.pause import Pause
+from penstock.export.health import Breaker, Pause, RouteBackoff
 from penstock.export.sendqueue import Block, SendQueue
 from penstock.io.tasks import supervised
 

@@ -215,7 +215,8 @@ class Disk:
 
     def open(self, path: Path, *, create: bool = False, write: bool = True) -> DiskFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        with _reported("opening", path, FileNotFoundError):
+        passed = () if create else (FileNotFoundError,)
+        with _reported("opening", path, *passed):
             return DiskFile(os.open(path, flags, 0o640), path)
 
     def read(self, path: Path) -> bytes:
@@ -269,13 +270,16 @@ class Disk:
         return path.is_dir()
 
     def size(self, path: Path) -> int:
-        return path.stat().st_size
+        with _reported("measuring", path, FileNotFoundError):
+            return path.stat().st_size
 
     def modified(self, path: Path) -> float:
-        return path.stat().st_mtime
+        with _reported("measuring", path, FileNotFoundError):
+            return path.stat().st_mtime
 
     def free_bytes(self, path: Path) -> int:
-        usage = os.statvfs(path)
+        with _reported("measuring", path):
+            usage = os.statvfs(path)
         return usage.f_bavail * usage.f_frsize
 
     def sync_dir(self, path: Path) -> None:

@@ -34,6 +34,19 @@ def supervised(
     return asyncio.create_task(_restarting(name, loop, metrics), name=name)
 
 
+def repeated(
+    name: str, call: Callable[[], None], seconds: float, metrics: Metrics | None = None
+) -> asyncio.Task[None]:
+    """Call `call()` every `seconds` in the background, also after a call that fails."""
+
+    async def loop() -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            call()
+
+    return supervised(name, loop, metrics)
+
+
 async def _restarting(
     name: str, loop: Callable[[], Coroutine[Any, Any, None]], metrics: Metrics | None
 ) -> None:

@@ -24,6 +24,7 @@ from penstock.protocol.kafka_batch import (
 )
 
 MAX_PENDING_BYTES = 256 << 20  # appends are refused if more is queued
+MAX_TIMESTAMP = 253_402_300_799_999  # milliseconds: the end of the year 9999
 
 
 class AppendQueue(ABC):
@@ -76,6 +77,7 @@ class AppendQueue(ABC):
         producer: AnyProducer | None = None,
     ) -> None:
         """Queue records with keys, headers and timestamps."""
+        _check_times([one.timestamp for one in records if one.timestamp is not None])
         sizes = [_size_of(record) for record in records]
         plain = [one.value for one in records if not (one.key is not None or one.headers)]
         values = [value for value in plain if value is not None]
@@ -95,6 +97,7 @@ class AppendQueue(ABC):
         """Queue a record batch that a Kafka client built."""
         if head.attributes & (CONTROL | TRANSACTIONAL):
             raise InvalidRequest("transactions are not supported")
+        _check_times((head.base_timestamp, head.max_timestamp))
         producer = None
         if head.producer_id >= 0:
             producer = KafkaProducer(
@@ -156,6 +159,12 @@ class AppendQueue(ABC):
     @abstractmethod
     def commit(self) -> None:
         """Start writing the queued appends, unless a commit is under way."""
+
+
+def _check_times(times: Sequence[int]) -> None:
+    for time in times:
+        if abs(time) > MAX_TIMESTAMP:
+            raise InvalidRecord(f"the timestamp {time} is after the year 9999 in milliseconds")
 
 
 def _size_of(record: NewRecord) -> int:

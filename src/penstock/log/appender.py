@@ -110,6 +110,10 @@ class Appender(AppendQueue):
             active = segments.active
             write = Write(active.end, active.data_size, segments.next_time())
             commit = LogCommit(self._format, entries, write, segments.producers)
+            if (taken := len(commit.entries)) < len(entries):
+                self._pending[:0] = entries[taken:]
+                self.pending_bytes += sum(entry.size for entry in entries[taken:])
+                del entries[taken:]
             if write.count:
                 self._context.space.take(write.size)
                 if self._context.strict or write.size > INLINE_BYTES:

@@ -2,7 +2,8 @@
 
 Adjacent appends of payloads without a producer share one frame. An append with a producer has its
 own, which identifies it when it is sent again. Repeated and out-of-order batches are sorted out
-here and cost no write.
+here and cost no write. A commit ends before a batch that does not follow the batch of the same
+producer in this commit, since only the next commit can tell whether it is a repeated one.
 """
 
 from collections.abc import Sequence
@@ -68,7 +69,9 @@ class Entry:
 
 
 class LogCommit:
-    """A commit: the appends it contains and their encoded bytes."""
+    """A commit: the first of the given appends, as many as it can contain, and their encoded
+    bytes.
+    """
 
     __slots__ = (
         "_format",
@@ -96,7 +99,7 @@ class LogCommit:
         self._latest: dict[bytes, AnyProducer] = {}  # the last batch of each producer, by key
         alike: list[Entry] = []
         shared = 0
-        for entry in entries:
+        for number, entry in enumerate(entries):
             if entry.producer is None and type(entry.content) is list:
                 if shared and shared + entry.size > MAX_SHARED_BYTES:
                     self._add_alike(alike)
@@ -104,8 +107,12 @@ class LogCommit:
                 alike.append(entry)
                 shared += entry.size
                 continue
-            if entry.producer is not None and self._is_old(entry, entry.producer):
-                continue
+            if entry.producer is not None:
+                if self._jumps(entry.producer):
+                    self.entries = entries[:number]
+                    break
+                if self._is_old(entry, entry.producer):
+                    continue
             self._add_alike(alike)
             alike, shared = [], 0
             entry.first = self.write.first + self.write.count
@@ -124,6 +131,13 @@ class LogCommit:
                 payloads.extend(entry.content)  # type: ignore[arg-type]
         self._format.add(self.write, payloads, None)
 
+    def _jumps(self, producer: AnyProducer) -> bool:
+        """Return whether this batch is neither the next one of its producer in this commit, nor
+        repeated in it.
+        """
+        latest = self._latest.get(producer.key)
+        return not (latest is None or producer in self._seen or producer.follows(latest))
+
     def _is_old(self, entry: Entry, producer: AnyProducer) -> bool:
         """Return whether this append needs no write: it is stored already, repeated in this commit,
         or out of order.
@@ -132,8 +146,7 @@ class LogCommit:
         if first_copy is not None:
             entry.first_copy = first_copy
             return True
-        latest = self._latest.get(producer.key)
-        if latest is None or not producer.follows(latest):
+        if producer.key not in self._latest:
             try:
                 earlier = self._producers.earlier(producer)
             except Conflict as error:

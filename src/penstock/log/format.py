@@ -22,7 +22,7 @@ from penstock.protocol.kafka_batch import BatchHead, NewRecord
 
 
 class InvalidRecord(InvalidRequest):
-    """A record has a key, headers or a null value, which the topic's format cannot store."""
+    """The topic's format cannot store the record."""
 
 
 class Arrays(NamedTuple):

@@ -5,6 +5,7 @@ The file `limits` is the JSON of `TopicLimits` with a checksum (`penstock.log.la
 
 import msgspec
 
+from penstock.config.schema import TopicsSettings
 from penstock.log.layout import pack_checked, parse_checked
 
 
@@ -15,6 +16,13 @@ class TopicLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     retention_bytes: int | None = None
     max_record: int | None = None  # bytes of a record, or of a batch of Kafka's clients
     start: int = 0  # an operator has deleted the records before this offset
+
+    def retention(self, settings: TopicsSettings) -> tuple[float, int]:
+        """Return the limits of age (seconds) and size (bytes) in force; 0: unlimited."""
+        return (
+            settings.retention_age if self.retention_age is None else self.retention_age,
+            settings.retention_bytes if self.retention_bytes is None else self.retention_bytes,
+        )
 
     def pack(self) -> bytes:
         return pack_checked(msgspec.json.encode(self).decode())

@@ -13,8 +13,7 @@ from penstock.io.fs import DISK
 from penstock.log.damage import holes_of
 from penstock.log.formats import FORMATS
 from penstock.log.segment import Segment
-from penstock.log.tier.blocks import BlocksInMemory
-from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.cache import BlockCache, BlocksInMemory
 from penstock.log.tier.manifest import TierManifest, manifest_name
 from penstock.log.tier.segment import put_in_tier
 from penstock.log.topic_files import Slice, slices

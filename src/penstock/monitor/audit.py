@@ -18,8 +18,8 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from penstock.contract.broker import AuditEntry, AuditPage
 from penstock.contract.queries import AuditQuery
-from penstock.contract.tasks import AuditEntry, AuditPage
 from penstock.database import Database
 from penstock.database.rows import struct_of
 from penstock.errors import PenstockError

@@ -13,13 +13,27 @@ from typing import Any
 
 import msgspec
 
-from penstock.contract.queues import QueuePartition
+from penstock.contract.inspection import (
+    ErrorGroup,
+    ErrorGroups,
+    ErrorsQuery,
+    HistoryQuery,
+    Hit,
+    Hits,
+    Lifeline,
+    LifelineEvent,
+    SearchQuery,
+    Series,
+)
+from penstock.contract.queries import QueuePartitionsQuery
+from penstock.contract.queues import QueuePartition, QueuePartitions
 from penstock.database.rows import struct_of
 from penstock.errors import InvalidRequest, NotFound, PenstockError
 from penstock.protocol.latency import Latencies
 from penstock.protocol.names import QUEUE_MODE
 from penstock.protocol.status import NOT_JSON
 from penstock.protocol.times import epoch_millis
+from penstock.queues.admin.dead_letters import Which
 from penstock.queues.admin.messages import page_start
 from penstock.queues.engine import Queues
 
@@ -33,7 +47,7 @@ BY_TRANSACTION, LETTERS = sql("by_transaction"), sql("dead_letter_groups")
 HISTORY = """
 SELECT floor(extract(epoch FROM minute) / $3)::bigint AS bucket, sum(pushed)::bigint AS pushed,
        sum(done - dead - dropped)::bigint AS completed, sum(failed)::bigint AS failed,
-       sum(dead)::bigint AS dead
+       sum(dead)::bigint AS "deadLetters"
   FROM history
  WHERE minute >= to_timestamp($1) AND minute < to_timestamp($2)
    AND ($4::text IS NULL
@@ -48,7 +62,6 @@ SELECT latency_buckets, latency_counts FROM history
 
 MIN_RUNNING_SECONDS = 60.0  # age of the current interval from which its rate is shown
 MAX_PARTITIONS = 1000  # searched per page
-SEARCHED = 2000  # messages of one search
 ROWS_PER_STEP = 250
 MAX_SEARCHED_PAYLOAD = 1 << 20  # bytes; a larger one is not searched
 MAX_PREVIEWED_PAYLOAD = 1 << 16  # bytes; a list would read megabytes for larger ones
@@ -64,147 +77,76 @@ RANGES = {  # seconds, seconds of a point
 _PATH_PART = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
 
-class LifelineEvent(msgspec.Struct, rename="camel"):
-    """An event in the history of a message."""
-
-    at: float | None  # milliseconds since 1970; null: not recorded
-    kind: str  # pushed, leased, failed, retry, dead letter, requeued, trace, completed, waiting
-    group: str
-    who: str
-    why: str
-    attempts: int | None
-    until: float | None  # of a lease, or when it is tried again
-
-
-class Hit(msgspec.Struct, rename="camel"):
-    """One result of a search for messages."""
-
-    queue: str
-    partition: str
-    partition_id: str
-    transaction_id: str
-    created_at: float
-    producer: str | None
-    size: int
-    preview: str | None  # the beginning of the payload; null: it is large, or cannot be decrypted
-
-
-class ListedLetter(msgspec.Struct, rename="camel"):
-    """A dead letter with the beginning of its payload."""
-
-    number: int  # to requeue or delete this one
-    transaction_id: str
-    partition_id: str
-    queue: str
-    partition: str
-    group: str | None  # None: it was deleted
-    error: str
-    attempts: int
-    failed_at: float  # milliseconds since 1970
-    preview: str
-
-
-class Hits(msgspec.Struct):
-    messages: list[Hit]
-    searched: int
-    complete: bool  # False: `next` continues the search
-    next: str | None
-
-
-class ErrorGroup(msgspec.Struct):
-    """Dead letters with the same error."""
-
-    error: str
-    queue: str
-    group: str
-    count: int
-    first: float
-    last: float
-    oldest: float  # when the oldest of them was pushed
-    history: list[int]
-
-
-class ErrorGroups(msgspec.Struct):
-    errors: list[ErrorGroup]
-    total: int  # that match; exact up to 100,000
-    times: list[float]  # where the counts of `history` begin
-
-
-class Series(msgspec.Struct):
-    times: list[float]
-    series: dict[str, list[float | None]]
-
-
 class Inspection:
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._database = queues.database
         self._catalog = queues.catalog
 
-    async def partitions(
-        self, queue: str, group: str, words: str, limit: int, offset: int
-    ) -> tuple[list[QueuePartition], int]:
+    async def partitions(self, queue: str, asked: QueuePartitionsQuery) -> QueuePartitions:
         rows = await self._database.browse(
-            PARTITIONS, queue, group or QUEUE_MODE, words, MAX_PARTITIONS, limit, offset
+            PARTITIONS,
+            queue,
+            asked.group or QUEUE_MODE,
+            asked.filter,
+            MAX_PARTITIONS,
+            asked.limit,
+            asked.offset,
         )
         partitions = [
             struct_of(
                 QueuePartition,
                 row,
-                waiting=row["lag"],
                 id=self._catalog.partition_uuid(row["id"]),
-                oldest=_age(row["oldest"], row["now"]) if row["lag"] else None,
+                oldest=_age(row["oldest"], row["now"]) if row["waiting"] else None,
                 newest=_age(row["newest"], row["now"]),
                 lease=str(row["lease_id"]) if row["leased"] else None,
                 lease_ends_at=_millis(row["next_expiry"]) if row["leased"] else None,
             )
             for row in rows
         ]
-        return partitions, rows[0]["total"] if rows else 0
+        return QueuePartitions(partitions, rows[0]["total"] if rows else 0)
 
-    async def lifeline(self, partition_id: str, transaction_id: str) -> list[LifelineEvent]:
+    async def lifeline(self, partition_id: str, transaction_id: str) -> Lifeline:
         rows = await self._database.browse(
             LIFELINE, self._catalog.partition_id(partition_id), transaction_id
         )
         if not rows:
             raise NotFound("Message not found")
-        return [
-            struct_of(
-                LifelineEvent,
-                row,
-                at=_millis(row["at"]),
-                group="" if row["group_name"] == QUEUE_MODE else row["group_name"],
-                until=_millis(row["until"]),
-            )
-            for row in rows
-        ]
+        return Lifeline(
+            [
+                struct_of(
+                    LifelineEvent,
+                    row,
+                    at=_millis(row["at"]),
+                    group="" if row["group_name"] == QUEUE_MODE else row["group_name"],
+                    until=_millis(row["until"]),
+                )
+                for row in rows
+            ]
+        )
 
-    async def search(
-        self,
-        queue: str,
-        wanted: str,
-        partition: str | None,
-        since: datetime | None,
-        until: datetime | None,
-        cursor: str | None,
-        limit: int | None = None,
-    ) -> Hits:
-        """Search the next `limit` messages, from `cursor` on, for payloads that match `wanted`."""
-        most = limit or SEARCHED
-        matches = matcher(wanted)
-        largest = MAX_SEARCHED_PAYLOAD if wanted else MAX_PREVIEWED_PAYLOAD
+    async def search(self, queue: str, asked: SearchQuery) -> Hits:
+        """Search the next `limit` messages, from `cursor` on, for payloads that match `search`; or
+        find one by its transaction id.
+        """
+        if asked.transaction_id:
+            return await self.by_transaction(queue, asked.transaction_id)
+        matches = matcher(asked.search)
+        largest = MAX_SEARCHED_PAYLOAD if asked.search else MAX_PREVIEWED_PAYLOAD
         number = None
-        if partition:
-            number = await self._catalog.partition(queue, partition) or 0
-        after, hits, searched = page_start(cursor), [], 0
-        while searched < most:
-            step = min(ROWS_PER_STEP, most - searched)
+        if asked.partition:
+            number = await self._catalog.partition(queue, asked.partition) or 0
+        after, hits, searched = page_start(asked.cursor), [], 0
+        since, until = asked.since, asked.until
+        while searched < asked.limit:
+            step = min(ROWS_PER_STEP, asked.limit - searched)
             rows = await self._database.browse(
                 WINDOW, queue, number, since, until, *after, step, largest
             )
             for row in rows:
                 payload = self._payload(row)
-                if not wanted or (payload is not None and matches(payload)):
+                if not asked.search or (payload is not None and matches(payload)):
                     hits.append(self._hit(row, payload))
             searched += len(rows)
             if len(rows) < step:
@@ -235,11 +177,12 @@ class Inspection:
             preview=None if payload is None else preview_of(payload),
         )
 
-    async def errors(self, queue: str, group: str, words: str) -> list[ErrorGroup]:
+    async def errors(self, asked: ErrorsQuery) -> ErrorGroups:
         """Count the errors of the newest `COUNTED_LETTERS` that match, the most frequent first."""
-        rows = await self._database.browse(LETTERS, queue, group, words, COUNTED_LETTERS)
+        wanted = asked.queue, asked.consumer_group, asked.filter
+        rows = await self._database.browse(LETTERS, *wanted, COUNTED_LETTERS)
         begin = min((row["first"].timestamp() for row in rows), default=0.0)
-        width = bucket_seconds(begin)
+        width = max(1.0, (time.time() - begin) / BUCKETS)
         groups = []
         for row in rows:
             history = [0] * BUCKETS
@@ -256,13 +199,15 @@ class Inspection:
                     history=history,
                 )
             )
-        return groups
+        queue, group, error = (one or None for one in wanted)
+        total = await self._queues.dead.count(Which(queue=queue, group=group, error=error))
+        times = [1000 * (begin + width * number) for number in range(BUCKETS)] if rows else []
+        return ErrorGroups(groups, total, times)
 
-    async def history(self, span: str, queue: str | None) -> Series:
+    async def history(self, asked: HistoryQuery) -> Series:
         """Return messages per second over hours or days, from the minutes that PostgreSQL has."""
-        if span not in RANGES:
-            raise InvalidRequest(f"range is one of {', '.join(RANGES)}")
-        seconds, step = RANGES[span]
+        seconds, step = RANGES[asked.range]
+        queue = asked.queue or None
         last = int(time.time() // step)
         first = last - seconds // step
         rows = await self._database.browse(HISTORY, first * step, (last + 1) * step, step, queue)
@@ -283,7 +228,7 @@ class Inspection:
             [bucket * step * 1000.0 for bucket in buckets],
             {
                 name: [rate(bucket, name) for bucket in buckets]
-                for name in ("pushed", "completed", "failed", "dead")
+                for name in ("pushed", "completed", "failed", "deadLetters")
             },
         )
 
@@ -298,10 +243,6 @@ async def push_to_ack(queues: Queues) -> Latencies:
 
 def preview_of(payload: bytes) -> str:
     return payload[: 4 * PREVIEW].decode(errors="replace")[:PREVIEW]
-
-
-def bucket_seconds(begin: float) -> float:
-    return max(1.0, (time.time() - begin) / BUCKETS)
 
 
 def matcher(wanted: str) -> Callable[[bytes], bool]:

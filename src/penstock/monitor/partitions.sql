@@ -1,5 +1,5 @@
--- Partitions of a queue as a group sees them, the largest lag first: of those that have something for it, and of the first
--- ones by number, up to $4 each. $1 queue, $2 group, $3 part of the name ('' = all), $5 limit, $6 offset
+-- Partitions of a queue as a group sees them, those with the most waiting messages first: of those that have something for it,
+-- and of the first ones by number, up to $4 each. $1 queue, $2 group, $3 part of the name ('' = all), $5 limit, $6 offset
 WITH one_group AS MATERIALIZED (
   SELECT g.id AS group_id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
    WHERE q.name = $1 AND g.name = $2
@@ -23,9 +23,9 @@ WITH one_group AS MATERIALIZED (
                         ORDER BY m.seq LIMIT 1) first_open ON true
    WHERE $3 = '' OR strpos(lower(p.name), lower($3)) > 0
 )
-SELECT id, name, head - below AS stored, greatest(0, head - greatest(coalesce(position, 0), below) - beyond) AS lag,
+SELECT id, name, head - below AS stored, greatest(0, head - greatest(coalesce(position, 0), below) - beyond) AS waiting,
        oldest, newest, consumed_at, clock_timestamp() AS now,
        CASE WHEN next_expiry > clock_timestamp()
             THEN coalesce((SELECT sum(upper(r) - lower(r)) FROM unnest(leased) r), 0)::bigint ELSE 0 END AS leased,
        next_expiry, lease_id, count(*) OVER () AS total
-  FROM seen ORDER BY lag DESC, name LIMIT $5 OFFSET $6
+  FROM seen ORDER BY waiting DESC, name LIMIT $5 OFFSET $6

@@ -18,8 +18,7 @@ from penstock.broker import Broker
 from penstock.contract.consumers import ConsumerHealth
 from penstock.contract.pipelines import PipelineStatus
 from penstock.contract.routes import RouteStatus
-from penstock.monitor.disk import DiskSpace
-from penstock.monitor.watched import WatchedQueue
+from penstock.monitor.figures import DiskSpace, WatchedQueue
 from penstock.protocol.names import QUEUE_MODE
 
 LONG_WAIT_SECONDS = 300.0

@@ -30,12 +30,17 @@ from penstock.contract.queues import QueueGroup
 from penstock.contract.routes import RouteStatus
 from penstock.errors import PenstockError
 from penstock.io.tasks import slices, supervised
-from penstock.monitor.database_card import DOWN, DatabaseCard, DatabaseWatch
-from penstock.monitor.disk import DiskWatch
+from penstock.monitor.figures import (
+    DOWN,
+    DatabaseCard,
+    DatabaseWatch,
+    DiskWatch,
+    WatchedQueue,
+    ledger,
+    topic_books,
+)
 from penstock.monitor.inspection import push_to_ack
-from penstock.monitor.ledger import ledger, topic_books
 from penstock.monitor.problems import Problems
-from penstock.monitor.watched import WatchedQueue
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.admin.figures import GroupFigures, QueueFigures
 
@@ -378,8 +383,8 @@ class Sampler:
             {
                 "queue": queue.figures.name,
                 "group": group.name,
-                "lag": group.waiting,
-                "seconds": group.lag_seconds,
+                "waiting": group.waiting,
+                "lagSeconds": group.lag_seconds,
             }
             for queue, group in worst
         ]

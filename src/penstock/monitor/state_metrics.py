@@ -208,7 +208,10 @@ class StateMetrics:
             one.replace({})
 
     async def _fill_queues(self) -> None:
+        metrics = self._broker.metrics
+        counted = metrics.counted("queue")  # before the read: a new queue is not among them
         queues = await self._broker.queues.figures.queues()
+        metrics.forget("queue", *counted.difference(queue.name for queue in queues))
         queues.sort(key=lambda queue: queue.id)  # beyond `max_series`, the oldest ones are shown
         members = await self._broker.queues.consumers.members()
         waits, unread = await self._broker.queues.figures.waits(queues, self._max_waits)

@@ -22,7 +22,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from penstock.contract.tasks import BackgroundTask, TaskKind, TaskList, TaskState
+from penstock.contract.dead_letters import BackgroundTask, TaskKind, TaskList, TaskState
 from penstock.database.rows import struct_of
 from penstock.errors import NotFound, PenstockError, Unavailable
 from penstock.io.tasks import supervised

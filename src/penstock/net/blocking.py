@@ -57,23 +57,27 @@ class BlockingConnection:
         return -1 if self._socket is None else self._socket.fileno()
 
     def send(self, method: str, target: str, body: bytes = b"", *headers: tuple[str, str]) -> None:
-        """Send a request, on a new connection if there is none."""
-        if self._socket is None or self._pid != os.getpid():
-            self.close()
-            self._connect()
-        assert self._socket is not None
-        self._reset_answer()
+        """Send a request. Connect if there is no connection, or if the broker has closed an idle
+        one.
+        """
         length = b"" if method == "GET" else b"Content-Length: %d\r\n" % len(body)
         head = f"{method} {target} HTTP/1.1\r\n".encode() + self._head + render_headers(headers)
-        try:
-            self._socket.settimeout(self._timeout)
-            self._socket.sendall(head + length + b"\r\n" + body)
-            self._socket.setblocking(False)
-        except OSError as error:
-            stale = self.stale
-            self._drop()
-            self._served = int(stale)
-            raise Unavailable(f"{self._host}:{self._port}: {explain(error)}") from error
+        while True:
+            if self._socket is None or self._pid != os.getpid():
+                self.close()
+                self._connect()
+            assert self._socket is not None
+            self._reset_answer()
+            try:
+                self._socket.settimeout(self._timeout)
+                self._socket.sendall(head + length + b"\r\n" + body)
+                self._socket.setblocking(False)
+                return
+            except OSError as error:
+                closed_while_idle = self.stale
+                self.close()
+                if not closed_while_idle:
+                    raise Unavailable(f"{self._host}:{self._port}: {explain(error)}") from error
 
     def _receive(self) -> HttpAnswer | None:
         """Read what has arrived. Return the answer if it is complete, else None."""

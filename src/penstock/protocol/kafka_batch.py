@@ -60,6 +60,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NO_PRODUCER = (-1, -1, -1)
 PRODUCER_HEADER = "penstock-producer"
 MAX_DECOMPRESSED = 256 << 20
+MAX_VARINT_BITS = 63  # of a number in a record: nine bytes
 _NO_ROOM = "failed to write whole buffer"  # cramjam's error if the output buffer is too small
 _XERIAL = b"\x82SNAPPY\x00"  # Java's framing of snappy; two versions and blocks with lengths follow
 
@@ -358,7 +359,7 @@ def _varint_at(data: Bytes, at: int) -> tuple[int, int]:
     at += 1
     if value > 0x7F:
         value &= 0x7F
-        for shift in range(7, 70, 7):
+        for shift in range(7, MAX_VARINT_BITS, 7):
             byte = data[at]
             at += 1
             value |= (byte & 0x7F) << shift
@@ -393,9 +394,9 @@ def find_records(data: bytes, count: int) -> list[int]:
 
 def read_headers(data: Bytes, at: int) -> tuple[tuple[str, bytes | None], ...]:
     """Return the headers; `at` is the position of their number in the encoded records."""
-    count, at = _varint_at(data, at)
     headers: list[tuple[str, bytes | None]] = []
     try:
+        count, at = _varint_at(data, at)
         for _ in range(count):
             length, at = _varint_at(data, at)
             name = bytes(data[at : at + length]).decode("utf-8", "replace")
@@ -417,11 +418,13 @@ def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int]
     if head.producer_id != -1 or head.codec or not head.records:
         return None
     records = memoryview(data)[at + HEAD_SIZE : at + head.size]
-    length, start = _varint_at(records, 0)
-    fields = find_fields(records[: start + length], 1)
-    if not records[fields.header_starts[0]]:
+    try:
+        length, start = _varint_at(records, 0)
+        fields = find_fields(records[: start + length], 1)
+        headers = read_headers(records, fields.header_starts[0])
+    except (IndexError, Damaged):  # a client of Kafka has sent what nobody can decode
         return None
-    for name, value in read_headers(records, fields.header_starts[0]):
+    for name, value in headers:
         if name == PRODUCER_HEADER and value is not None and len(value) == _PRODUCER.size:
             producer, sequence = _PRODUCER.unpack(value)
             return producer, sequence
@@ -430,21 +433,17 @@ def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int]
 
 def decode_batch(data: Bytes, at: int = 0) -> list[KafkaRecord]:
     """Return the records of the batch at this position, without our own header."""
-    return list(_decode(data, at))
-
-
-def _decode(data: Bytes, at: int) -> Iterator[KafkaRecord]:
     head = BatchHead.parse(data, at)
-    if head.attributes & CONTROL:
-        return
     records = records_bytes(data, head, at)
     fields = find_fields(records, head.records)
     appended = head.max_timestamp if head.attributes & LOG_APPEND_TIME else None
-    for offset, time, key, key_length, value, value_length, headers in zip(*fields, strict=True):
-        yield KafkaRecord(
+    return [
+        KafkaRecord(
             head.base_offset + offset,
             head.base_timestamp + time if appended is None else appended,
             bytes(records[key : key + key_length]) if key_length >= 0 else None,
             bytes(records[value : value + value_length]) if value_length >= 0 else None,
             without_ours(read_headers(records, headers)) if records[headers] else (),
         )
+        for offset, time, key, key_length, value, value_length, headers in zip(*fields, strict=True)
+    ]

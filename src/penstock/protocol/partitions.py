@@ -1,8 +1,12 @@
 """Choose the partition of a record whose producer names none, as Kafka's clients do. So a key is
-always in the same partition, whichever client appended it.
+always in the same partition, whichever client appended it. Decode which partitions a member of a
+Kafka group has.
 """
 
 from random import randrange
+from struct import Struct, error
+
+_SHORT, _INT = Struct(">h"), Struct(">i")
 
 
 def murmur2(data: bytes) -> int:
@@ -37,3 +41,29 @@ class Rotation:
     def next(self, partitions: int) -> int:
         self._latest += 1
         return self._latest % partitions
+
+
+def assigned_partitions(assignment: bytes) -> dict[str, list[int]]:
+    """Return the partitions by topic of an assignment, which the group's leader wrote:
+
+    version i16 | topics i32 | per topic: name i16 + UTF-8 | partitions i32 | partition i32 each
+    | user data
+
+    Empty if the bytes have another format: groups that are not of consumers have their own.
+    """
+    partitions: dict[str, list[int]] = {}
+    try:
+        (topics,), at = _INT.unpack_from(assignment, _SHORT.size), _SHORT.size + _INT.size
+        for _ in range(topics):
+            (length,) = _SHORT.unpack_from(assignment, at)
+            at += _SHORT.size
+            (count,) = _INT.unpack_from(assignment, at + length)
+            if length < 0 or count < 0:
+                return {}
+            name = assignment[at : at + length].decode()
+            at += length + _INT.size
+            partitions[name] = [_INT.unpack_from(assignment, at + 4 * i)[0] for i in range(count)]
+            at += 4 * count
+    except (error, UnicodeDecodeError):
+        return {}
+    return partitions

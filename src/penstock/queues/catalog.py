@@ -7,26 +7,37 @@ queue of a million partitions needs no more memory. Other partitions are read in
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
 from penstock.protocol.message_ids import base_of, partition_of, text_of
 from penstock.queues.options import options_of
-from penstock.queues.types import QueueInfo
+from penstock.queues.types import Item, QueueInfo
 
 MAX_REMEMBERED = 100_000  # of each kind; beyond it we start over
 # a count of more than this many partitions is kept for a second per so many
 COUNTED_PER_SECOND = 20_000
 K = TypeVar("K")
 V = TypeVar("V")
+PartitionName = tuple[str, str]  # queue, partition
+
+
+class Location(NamedTuple):
+    """Where a push stores the messages of a partition."""
+
+    partition: int
+    encrypted: bool  # its queue asks for encryption
+
+
+Locations = Mapping[PartitionName, Location]
 
 
 class QueueCatalog:
     def __init__(self, database: Database) -> None:
         self._database = database
-        self.partitions: dict[tuple[str, str], int] = {}
+        self.partitions: dict[PartitionName, int] = {}
         # (queue, group, partition or 0) -> group id
         self.groups: dict[tuple[str, str, int], int] = {}
         self.queues: dict[str, QueueInfo] = {}  # as far as they are remembered
@@ -117,7 +128,28 @@ class QueueCatalog:
         )
         return [info_of(row) for row in rows]
 
-    async def ensure(self, wanted: list[tuple[str, str]], unordered: Iterable[str] = ()) -> None:
+    async def locate(self, items: Collection[Item]) -> dict[PartitionName, Location]:
+        """Return where the items go. Create queues and partitions that are missing. Leave out those
+        that are deleted meanwhile.
+        """
+        wanted = {(item.queue, item.partition) for item in items}
+        if not wanted <= self.partitions.keys():
+            await self.ensure(wanted, {item.queue for item in items if item.ordering == "none"})
+        numbers = {name: self.partitions.get(name) for name in wanted}
+        encrypted: dict[str, bool] = {}
+        for queue in {queue for queue, _ in wanted}:
+            info = self.queues.get(queue) or await self.queue(queue)
+            if info is not None:
+                encrypted[queue] = info.options.encryption_enabled
+        return {
+            name: Location(number, encrypted[name[0]])
+            for name, number in numbers.items()
+            if number is not None and name[0] in encrypted
+        }
+
+    async def ensure(
+        self, wanted: Collection[PartitionName], unordered: Iterable[str] = ()
+    ) -> None:
         """Have all (queue, partition) pairs in `partitions`, creating what is missing. A new queue
         that is among `unordered` has no order.
         """

@@ -32,7 +32,7 @@ NONCE = 12
 HEADERS = b"headers"
 
 
-class Sealed(NamedTuple):
+class Encrypted(NamedTuple):
     """The encrypted parts of a message, as stored."""
 
     key_id: str
@@ -54,46 +54,46 @@ class EncryptionKeys:
             "this queue is encrypted and the broker has no encryption key (queues.encryption_key)"
         )
 
-    def seal(self, partition: int, item: Item) -> Sealed:
-        return self._seal(partition.to_bytes(8, "big"), item)
+    def encrypt(self, partition: int, item: Item) -> Encrypted:
+        return self._encrypt(partition.to_bytes(8, "big"), item)
 
-    def open(self, partition: int, key_id: str, stored: bytes) -> bytes:
-        return self._open(partition.to_bytes(8, "big"), key_id, stored)
+    def decrypt(self, partition: int, key_id: str, stored: bytes) -> bytes:
+        return self._decrypt(partition.to_bytes(8, "big"), key_id, stored)
 
-    def open_headers(self, partition: int, key_id: str, stored: bytes) -> bytes:
-        return self._open(partition.to_bytes(8, "big") + HEADERS, key_id, stored)
+    def decrypt_headers(self, partition: int, key_id: str, stored: bytes) -> bytes:
+        return self._decrypt(partition.to_bytes(8, "big") + HEADERS, key_id, stored)
 
     def payload_of(self, row: Any) -> Any:
         """Return the decrypted payload of a row; None if the row has none."""
         stored = row["payload"]
         if stored is None or row["key_id"] is None:
             return stored
-        return self.open(row["partition_id"], row["key_id"], stored)
+        return self.decrypt(row["partition_id"], row["key_id"], stored)
 
     def headers_of(self, row: Any) -> dict[str, str] | None:
         """Return the decrypted headers of a row; None if the row has none."""
         stored = row["headers"]
         if stored is not None and row["key_id"] is not None:
-            stored = self.open_headers(row["partition_id"], row["key_id"], stored)
+            stored = self.decrypt_headers(row["partition_id"], row["key_id"], stored)
         return None if stored is None else decode(stored)
 
-    def seal_item(self, item: Item) -> Item:
+    def encrypt_item(self, item: Item) -> Item:
         """Return an encrypted copy of the item, for a buffer file."""
-        sealed = self._seal(_context(item), item)
+        encrypted = self._encrypt(_context(item), item)
         return msgspec.structs.replace(
-            item, payload=sealed.payload, headers=sealed.headers, key_id=sealed.key_id
+            item, payload=encrypted.payload, headers=encrypted.headers, key_id=encrypted.key_id
         )
 
-    def open_item(self, item: Item) -> Item:
+    def decrypt_item(self, item: Item) -> Item:
         if item.key_id is None:
             return item
         context, headers = _context(item), item.headers
-        payload = self._open(context, item.key_id, item.payload)
+        payload = self._decrypt(context, item.key_id, item.payload)
         if headers is not None:
-            headers = self._open(context + HEADERS, item.key_id, headers)
+            headers = self._decrypt(context + HEADERS, item.key_id, headers)
         return msgspec.structs.replace(item, payload=payload, headers=headers, key_id=None)
 
-    def _seal(self, context: bytes, item: Item) -> Sealed:
+    def _encrypt(self, context: bytes, item: Item) -> Encrypted:
         if self.current is None:
             raise self.missing
         encrypt, nonce = self._ciphers[self.current].encrypt, os.urandom(NONCE)
@@ -101,9 +101,9 @@ class EncryptionKeys:
         if headers is not None:
             nonce = os.urandom(NONCE)
             headers = nonce + encrypt(nonce, headers, context + HEADERS)
-        return Sealed(self.current, payload, headers)
+        return Encrypted(self.current, payload, headers)
 
-    def _open(self, context: bytes, key_id: str, stored: bytes) -> bytes:
+    def _decrypt(self, context: bytes, key_id: str, stored: bytes) -> bytes:
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise MissingKey(

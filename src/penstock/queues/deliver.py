@@ -314,8 +314,8 @@ class Pops:
             if at != last:  # what was pushed together has one time
                 last, created_at = at, datetime.fromtimestamp(at, UTC)
             if key is not None:
-                payload = keys.open(partition, key, payload)
-                headers = headers and keys.open_headers(partition, key, headers)
+                payload = keys.decrypt(partition, key, payload)
+                headers = headers and keys.decrypt_headers(partition, key, headers)
             if failed:
                 headers = _with_attempt(headers, failed + 1)
             yield Delivered(

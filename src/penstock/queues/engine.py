@@ -56,6 +56,8 @@ from penstock.queues.types import (
 )
 from penstock.queues.waiting import WaitingPops
 
+# A message counts as one more per so many bytes, so that large messages do not make a huge call.
+HEAVY_BYTES = 1 << 15
 MAX_EXTENSION_SECONDS = 31_536_000  # a year
 EXTENSION_ERRORS = {"missing": "Lease not found", "expired": "Lease already expired"}
 
@@ -143,10 +145,11 @@ class Queues:
         return await self.append(with_ids(items, self.catalog.partitions)) if items else []
 
     def append(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
-        """Push items that the buffer in front of the engine has checked with `name_items`."""
-        return self._pusher.submit(items)
+        """Push items that `name_items` has checked, in a call shared with other pushes."""
+        size = sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
+        return self._pusher.batcher.submit(items, size)
 
-    async def sealable(self, items: list[Item]) -> None:
+    async def load_and_check_keys(self, items: list[Item]) -> None:
         """Raise `MissingKey` when one of their queues asks for encryption and we have no key."""
         if self.keys.current is None:
             for queue in {item.queue for item in items}:
@@ -154,7 +157,7 @@ class Queues:
             self.check_keys(items)
 
     def check_keys(self, items: list[Item]) -> None:
-        """Check like `sealable`, but only from what is remembered of the queues."""
+        """Check like `load_and_check_keys`, but only queues that are in the cache."""
         if self.keys.current is None and any(self.catalog.encrypted(item.queue) for item in items):
             raise self.keys.missing
 
@@ -170,11 +173,11 @@ class Queues:
             or self.catalog.encrypted(item.queue) is False
         ):
             return item
-        return self.keys.seal_item(item)
+        return self.keys.encrypt_item(item)
 
-    def opened(self, items: list[Item]) -> list[Item]:
+    def decrypted(self, items: list[Item]) -> list[Item]:
         """Return the items with decrypted payloads, or raise MissingKey or Damaged."""
-        return [self.keys.open_item(item) for item in items]
+        return [self.keys.decrypt_item(item) for item in items]
 
     async def pop(self, request: PopRequest, acks: Sequence[Ack] = ()) -> PopOutcome:
         """Take messages under a lease, after settling those of `acks`, in one commit. Cancelling it

@@ -6,7 +6,7 @@ attempt and unique in their partition, so a message that was stored is answered 
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,17 +21,13 @@ from penstock.database.batching import SLICE, Batcher
 from penstock.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.metrics import Counter
 from penstock.queues.calls import AppendArguments, AppendedRow, array_text, joined
-from penstock.queues.catalog import QueueCatalog
+from penstock.queues.catalog import Locations, PartitionName, QueueCatalog
 from penstock.queues.checks import check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.crypto import EncryptionKeys, Sealed
+from penstock.queues.crypto import Encrypted, EncryptionKeys
 from penstock.queues.exchanges import Exchanges, Served
 from penstock.queues.types import Item, ItemOutcome, Status
 
-PartitionName = tuple[str, str]  # queue, partition
-
-# A message counts as one more per so many bytes, so that large messages do not make a huge call.
-HEAVY_BYTES = 1 << 15
 ENCRYPTED_BYTES = 1 << 12  # encrypting these takes as long as one more item
 MAX_LOOKUPS = 4  # attempts to look up queues that changed
 NOTHING = AppendedRow([], None, None)  # of a call without items
@@ -39,7 +35,7 @@ ENOUGH = 200  # messages that justify a second call beside a running one (docs/d
 
 
 class Pusher:
-    """Pushes of this broker. `submit` is the way in; `_append` is the call of its batcher."""
+    """Pushes of this broker: `append` is the call of its batcher."""
 
     def __init__(
         self,
@@ -54,15 +50,10 @@ class Pusher:
         self._pushed = pushed
         self._delayed = delayed  # called with the due times of stored delayed messages
         self.batcher: Batcher[list[Item], list[ItemOutcome]] = Batcher(
-            self._append, limit=context.settings.merge_max, slots=4, enough=ENOUGH
+            self.append, limit=context.settings.merge_max, slots=4, enough=ENOUGH
         )
 
-    def submit(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
-        """Append items that `name_items` has checked and named, in a call shared with others."""
-        size = sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
-        return self.batcher.submit(items, size)
-
-    async def _append(
+    async def append(
         self, requests: list[list[Item]], again: bool
     ) -> list[list[ItemOutcome] | PenstockError]:
         """Append the items of several requests. Look up queues that changed, and send their items
@@ -72,7 +63,7 @@ class Pusher:
         batch = AppendBatch(items, self._catalog, self._keys, again)
         served: Served = {}  # by the first call
         for attempt in range(MAX_LOOKUPS):
-            arguments = await batch.arguments()
+            arguments = await batch.arguments(await self._catalog.locate(items))
             if arguments is None:
                 appended = NOTHING
             elif again or attempt or not self._waiting.pops:
@@ -80,17 +71,13 @@ class Pusher:
             else:
                 appended, served = await self._exchanges.append_and_hand_off(arguments, items)
             await batch.fill(appended)
-            stale = [index for index in range(len(items)) if index not in batch.answers]
-            if not stale:
+            if all(batch.answers):
                 break
-            for index in stale:
-                self._catalog.partitions.pop((items[index].queue, items[index].partition), None)
             self._catalog.forget()
-        else:
-            for index in stale:
-                error = Unavailable(f"queue '{items[index].queue}' keeps changing; try again")
-                batch.answers[index] = error
-        answers = [batch.answers[index] for index in range(len(items))]
+        answers = [
+            answer or Unavailable(f"queue '{item.queue}' keeps changing; try again")
+            for item, answer in zip(items, batch.answers, strict=True)
+        ]
         self.count_and_wake(answers, served)
         results: list[list[ItemOutcome] | PenstockError] = []
         begin = 0
@@ -143,42 +130,41 @@ class AppendBatch:
     catalog: QueueCatalog
     keys: EncryptionKeys
     again: bool = False  # an earlier attempt may have stored them
-    answers: dict[int, ItemOutcome | PenstockError] = field(default_factory=dict)  # by index
+    answers: list[ItemOutcome | PenstockError | None] = field(init=False)  # None: not yet
     # The order sent: partitions, each with the indexes of its items
     sent: list[tuple[int, list[int]]] = field(default_factory=list)
     # (item, earlier item with the same id): the earlier one is answered first
     repeats: list[tuple[int, int]] = field(default_factory=list)
 
-    async def arguments(self) -> AppendArguments | None:
-        """Return the arguments, sorted by partition; None: there is nothing to send."""
-        items, catalog, partitions = self.items, self.catalog, self.catalog.partitions
+    def __post_init__(self) -> None:
+        self.answers = [None] * len(self.items)
+
+    async def arguments(self, locations: Locations) -> AppendArguments | None:
+        """Return the arguments for the items without an answer whose partition is among
+        `locations`, sorted by partition; None: there is nothing to send.
+        """
+        items = self.items
         wanted: dict[PartitionName, dict[str | None, int]] = {}  # the index of each transaction id
         self.repeats = []
         for index, item in enumerate(items):
-            if index in self.answers:
+            if self.answers[index] is not None:
                 continue
             ids = wanted.setdefault((item.queue, item.partition), {})
             first = ids.setdefault(item.transaction_id, index)
             if first != index:
                 self.repeats.append((index, first))
-        if not wanted.keys() <= partitions.keys():
-            await catalog.ensure(list(wanted), unordered_of(items))
-        sealing: set[str] = set()
-        for queue in {queue for queue, _ in wanted}:
-            info = catalog.queues.get(queue) or await catalog.queue(queue)
-            if info and info.options.encryption_enabled:
-                sealing.add(queue)
         self.sent = sorted(
-            (partitions[name], list(ids.values()))
+            (locations[name].partition, list(ids.values()))
             for name, ids in wanted.items()
-            if name in partitions
+            if name in locations
         )
-        sealed = await self._seal(sealing) if sealing else {}
+        secret = {location.partition for location in locations.values() if location.encrypted}
+        encrypted = await self._encrypt(secret) if secret else {}
         order = [index for _, indexes in self.sent for index in indexes]
         if not order:
             return None
         batch = [items[index] for index in order]
-        stored = [sealed.get(index) or items[index] for index in order] if sealed else batch
+        stored = [encrypted.get(index) or items[index] for index in order] if encrypted else batch
         traces = [trace_of(item.trace_id) if item.trace_id else None for item in batch]
         producers = [item.producer for item in batch]
         payloads, payload_bounds = joined([one.payload for one in stored])
@@ -194,7 +180,7 @@ class AppendBatch:
             checked=self.again or not all(item.fresh for item in batch),
             traces=traces if any(traces) else None,
             producers=producers if any(producers) else None,
-            keys=[one.key_id for one in stored] if sealed else None,
+            keys=[one.key_id for one in stored] if encrypted else None,
             payloads=payloads,
             payload_bounds=payload_bounds,
             headers=headers,
@@ -203,18 +189,18 @@ class AppendBatch:
             delays=[None if isinstance(one, datetime) else one for one in due] if later else None,
         )
 
-    async def _seal(self, queues: set[str]) -> dict[int, Sealed]:
-        """Encrypt the items of these queues. Return the results by index. Without a key, answer the
-        items with an error instead of sending them.
+    async def _encrypt(self, partitions: set[int]) -> dict[int, Encrypted]:
+        """Encrypt the items of these partitions. Return the results by index. Without a key, answer
+        the items with an error instead of sending them.
         """
-        sealed: dict[int, Sealed] = {}
+        encrypted: dict[int, Encrypted] = {}
         work = 0
         for partition, indexes in self.sent:
-            if self.items[indexes[0]].queue not in queues:
+            if partition not in partitions:
                 continue
             try:
                 for index in indexes:
-                    sealed[index] = self.keys.seal(partition, self.items[index])
+                    encrypted[index] = self.keys.encrypt(partition, self.items[index])
                     work += 1 + len(self.items[index].payload) // ENCRYPTED_BYTES
                     if work > SLICE:
                         work = 0
@@ -224,7 +210,7 @@ class AppendBatch:
                     self.answers[index] = error
                 indexes.clear()
         self.sent = [one for one in self.sent if one[1]]
-        return sealed
+        return encrypted
 
     async def fill(self, appended: AppendedRow) -> None:
         """Fill in answers from the row of `append`. Stale items stay without an answer."""
@@ -262,7 +248,7 @@ class AppendBatch:
                 rested = begin
                 await asyncio.sleep(0)
         for index, earlier in self.repeats:
-            first = self.answers.get(earlier)
+            first = self.answers[earlier]
             if isinstance(first, ItemOutcome):
                 if first.status == "full":
                     first = replace(first, index=index)
@@ -314,15 +300,6 @@ def name_items(items: list[Item], checked: Collection[PartitionName]) -> None:
     if nameless:
         for item, identifier in zip(nameless, random_ids(len(nameless)), strict=True):
             item.transaction_id, item.fresh = identifier, True
-
-
-def partition_names(items: Iterable[Item]) -> set[PartitionName]:
-    return {(item.queue, item.partition) for item in items}
-
-
-def unordered_of(items: Iterable[Item]) -> set[str]:
-    """Return the queues that would be unordered if these items created them."""
-    return {item.queue for item in items if item.ordering == "none"}
 
 
 def random_ids(count: int) -> list[str]:

@@ -21,10 +21,10 @@ from penstock.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.checks import check_group, check_name, check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import partition_names, unordered_of, with_ids
+from penstock.queues.push import with_ids
 from penstock.queues.schema import query
 from penstock.queues.settling import MAX_ERROR_CHARS, NO_LEASE, uuid_of
-from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.transaction import QueueTransaction, Transactions
 from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome
 
 READ = query("stream_state")
@@ -141,11 +141,10 @@ class Streams:
         items = with_ids(cycle.items)
 
         async def work(
-            connection: Any, snapshot: CatalogSnapshot
+            transaction: QueueTransaction,
         ) -> tuple[list[ItemOutcome], list[Ack], list[AckOutcome]]:
-            locked = [] if ack is None else [(cycle.partition_id, cycle.group)]
-            await self._transactions.lock(connection, snapshot, locked)
-            [row] = await connection.fetch(
+            await transaction.lock([] if ack is None else [(cycle.partition_id, cycle.group)])
+            [row] = await transaction.connection.fetch(
                 "SELECT * FROM stream_begin($1, $2, $3, $4, $5, $6)",
                 *(number, cycle.config_hash, partition, cycle.group, lease),
                 ack and ack.transaction_id,
@@ -153,14 +152,12 @@ class Streams:
             if row["problem"] is not None:
                 raise _error(row["problem"])
             acks = [] if ack is None else _acks(cycle, ack, row["covered"], row["rest"])
-            pushed = await self._transactions.store(connection, snapshot, items)
-            acked = await self._transactions.settle(connection, acks)
-            await self._change(connection, cycle, (number, partition), lease)
+            pushed = await transaction.append_all(items)
+            acked = await transaction.settle(acks)
+            await _change(transaction.connection, cycle, (number, partition), lease)
             return pushed, acks, acked
 
-        pushed, acks, acked = await self._transactions.attempt(
-            partition_names(items), work, unordered_of(items)
-        )
+        pushed, acks, acked = await self._transactions.attempt(items, work)
         self._transactions.count_and_wake(pushed, acks, acked)
         return CommittedCycle(
             pushed,
@@ -169,20 +166,6 @@ class Streams:
             any(one.dlq for one in acked),
         )
 
-    async def _change(
-        self, connection: Any, cycle: Cycle, key: tuple[UUID, int], lease: UUID | None
-    ) -> None:
-        kept = None if cycle.release else lease
-        if not cycle.state and kept is None:
-            return
-        values = [value and value.decode() for value in cycle.state.values()]
-        try:
-            await connection.execute(
-                "SELECT stream_apply($1, $2, $3, $4, $5)", *key, list(cycle.state), values, kept
-            )
-        except asyncpg.DataError as error:  # JSON that PostgreSQL does not store, such as "\u0000"
-            raise InvalidRequest(f"a value of state_ops cannot be stored: {error}") from None
-
     def _numbers(self, query_id: str, partition_id: str) -> tuple[UUID, int]:
         number, partition = uuid_of(query_id), self._catalog.partition_id(partition_id)
         if number is None:
@@ -190,6 +173,20 @@ class Streams:
         if partition is None:
             raise _error("partition")
         return number, partition
+
+
+async def _change(connection: Any, cycle: Cycle, key: tuple[UUID, int], lease: UUID | None) -> None:
+    """Change the state of a cycle, and extend its lease unless it is released."""
+    kept = None if cycle.release else lease
+    if not cycle.state and kept is None:
+        return
+    values = [value and value.decode() for value in cycle.state.values()]
+    try:
+        await connection.execute(
+            "SELECT stream_apply($1, $2, $3, $4, $5)", *key, list(cycle.state), values, kept
+        )
+    except asyncpg.DataError as error:  # JSON that PostgreSQL does not store, such as "\u0000"
+        raise InvalidRequest(f"a value of state_ops cannot be stored: {error}") from None
 
 
 def _error(problem: str) -> PenstockError:

@@ -5,25 +5,21 @@ commit, the database itself is asked what became of the transaction, so the answ
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.database.retry import ATTEMPTS, UNDONE, UNDONE_SECONDS
 from penstock.errors import Conflict, PenstockError, Unavailable
 from penstock.protocol.ids import uuid7
-from penstock.queues.catalog import QueueCatalog
+from penstock.queues.calls import Calls
+from penstock.queues.catalog import Locations, QueueCatalog
 from penstock.queues.context import QueueContext
+from penstock.queues.crypto import EncryptionKeys
 from penstock.queues.exchanges import Exchanges
-from penstock.queues.push import (
-    AppendBatch,
-    PartitionName,
-    Pusher,
-    partition_names,
-    unordered_of,
-    with_ids,
-)
+from penstock.queues.push import AppendBatch, Pusher, with_ids
 from penstock.queues.settling import STATUSES, AckBatch, check_acks, uuid_of
-from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, QueueInfo, TransactionResult
+from penstock.queues.types import Ack, AckOutcome, Item, ItemOutcome, TransactionResult
 
 # transactions take at most one connection in so many: they hold theirs while others only pass
 # through
@@ -32,44 +28,71 @@ T = TypeVar("T")
 
 
 class Stale(Exception):
-    """The queue has changed since we read it."""
+    """A queue has changed since it was looked up."""
 
 
-class CatalogSnapshot(QueueCatalog):
-    """The catalog rows that a transaction needs, read before it begins.
+@dataclass(slots=True)
+class QueueTransaction:
+    """An open database transaction that pushes and settles.
 
-    A look-up inside the transaction would use another connection. That one may wait for a session
-    that waits for our locks, and no connection is left when all are in transactions.
+    Its queues and partitions were looked up before it began. A look-up inside would use another
+    connection. That one may wait for a session that waits for our locks, and no connection is left
+    when all are in transactions.
     """
 
-    def __init__(
-        self, catalog: QueueCatalog, partitions: dict[tuple[str, str], int], queues: list[QueueInfo]
-    ) -> None:
-        super().__init__(catalog._database)
-        self.partitions = partitions
-        self.queues = {info.name: info for info in queues}
+    connection: Any
+    locations: Locations  # all that it may push to
+    catalog: QueueCatalog
+    calls: Calls
+    keys: EncryptionKeys
 
-    async def ensure(self, wanted: list[tuple[str, str]], unordered: Iterable[str] = ()) -> None:
-        del unordered  # they exist
-        if not self.partitions.keys() >= set(wanted):
-            raise Stale
+    async def lock(self, acked: Sequence[tuple[str, str]]) -> None:
+        """Lock everything that the transaction will change: the partitions of its pushes, and the
+        cursors of what it acknowledges, as pairs of a partition's id and a group.
+        """
+        await self.calls.lock(
+            self.connection.fetch,
+            sorted(location.partition for location in self.locations.values()),
+            [self.catalog.partition_id(partition) for partition, _ in acked],
+            [group for _, group in acked],
+        )
 
-    async def queue(self, name: str) -> QueueInfo | None:
-        return self.queues.get(name)
+    async def append(self, items: list[Item]) -> list[ItemOutcome]:
+        """Push the items, which have their ids. Raises when one of them cannot be stored."""
+        batch = AppendBatch(items, self.catalog, self.keys)
+        arguments = await batch.arguments(self.locations)
+        if arguments is not None:
+            await batch.fill(await self.calls.append(arguments, self.connection.fetch))
+        pushed: list[ItemOutcome] = []
+        for answer in batch.answers:
+            if isinstance(answer, PenstockError):
+                raise answer
+            if answer is None:
+                raise Stale
+            pushed.append(answer)
+        return pushed
+
+    async def append_all(self, items: list[Item]) -> list[ItemOutcome]:
+        """Push like `append`. Raise `Conflict` if a queue is full."""
+        pushed = await self.append(items)
+        for answer in pushed:
+            if answer.status == "full":
+                raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
+        return pushed
+
+    async def settle(self, acks: list[Ack]) -> list[AckOutcome]:
+        """Record the outcomes. Raises when one of them is refused."""
+        batch = AckBatch(acks)
+        runs = await batch.arguments(self.catalog)
+        rows = [] if runs is None else await self.calls.settle(runs, self.connection.fetch)
+        acked = await batch.results(rows)
+        for outcome in acked:
+            if not outcome.success:
+                raise Conflict(f"ACK operation failed: {outcome.error}")
+        return acked
 
 
-async def snapshot_of(
-    catalog: QueueCatalog, wanted: set[PartitionName], unordered: Collection[str] = ()
-) -> CatalogSnapshot:
-    """Return these queues and partitions, created if missing. Raise `Stale` if they change."""
-    await catalog.ensure(list(wanted), unordered)
-    partitions = {
-        key: number for key in wanted if (number := catalog.partitions.get(key)) is not None
-    }
-    queues = [await catalog.queue(queue) for queue in {queue for queue, _ in wanted}]
-    if len(partitions) < len(wanted) or None in queues:
-        raise Stale
-    return CatalogSnapshot(catalog, partitions, [info for info in queues if info is not None])
+Work = Callable[[QueueTransaction], Awaitable[T]]
 
 
 class Transactions:
@@ -93,21 +116,19 @@ class Transactions:
                     name, False, f"ACK operation failed: Unknown status: {ack.status}"
                 )
 
-        async def work(
-            connection: Any, snapshot: CatalogSnapshot
-        ) -> tuple[list[ItemOutcome], list[AckOutcome]]:
-            await self.lock(connection, snapshot, [(ack.partition_id, ack.group) for ack in acks])
-            await self._require(connection, required_leases)
-            pushed = await self.store(connection, snapshot, items)
+        async def work(transaction: QueueTransaction) -> tuple[list[ItemOutcome], list[AckOutcome]]:
+            await transaction.lock([(ack.partition_id, ack.group) for ack in acks])
+            await self._require(transaction.connection, required_leases)
+            pushed = await transaction.append_all(items)
             for answer in pushed:
                 if answer.status == "duplicate":
                     raise Conflict(
                         f"PUSH operation failed: duplicate transactionId {answer.transaction_id}"
                     )
-            return pushed, await self.settle(connection, acks)
+            return pushed, await transaction.settle(acks)
 
         try:
-            pushed, acked = await self.attempt(partition_names(items), work, unordered_of(items))
+            pushed, acked = await self.attempt(items, work)
         except Conflict as error:
             return TransactionResult(name, False, str(error))
         self.count_and_wake(pushed, acks, acked)
@@ -118,93 +139,35 @@ class Transactions:
         ]
         return TransactionResult(name, True, None, results)
 
-    async def attempt(
-        self,
-        partitions: set[PartitionName],
-        work: Callable[[Any, CatalogSnapshot], Awaitable[T]],
-        unordered: Collection[str] = (),
-    ) -> T:
-        """Run `work(connection, snapshot)`, which pushes to these queues and partitions, in a
-        database transaction. Run it again from the start when the database undid it or what we knew
-        of the queues was stale. `work` raises to undo what it did; if it locks more than one row it
-        calls `lock` before anything else.
+    async def attempt(self, items: Collection[Item], work: Work[T]) -> T:
+        """Run `work`, which pushes to where these items go, in a database transaction. Run it again
+        from the start when the database undid it or a queue has changed. `work` raises to undo what
+        it did; if it locks more than one row it calls `lock` before anything else.
         """
         for turn in range(ATTEMPTS):
             try:
                 async with self._room:
-                    snapshot = await snapshot_of(self._catalog, partitions, unordered)
-                    return await self._apply(snapshot, work)
+                    return await self._attempt(await self._catalog.locate(items), work)
             except UNDONE:
                 await asyncio.sleep(UNDONE_SECONDS * turn)
             except Stale:
                 self._catalog.forget()
         raise Unavailable("the database is too busy, or these queues keep changing; try again")
 
-    async def _apply(
-        self, snapshot: CatalogSnapshot, work: Callable[[Any, CatalogSnapshot], Awaitable[T]]
-    ) -> T:
+    async def _attempt(self, locations: Locations, work: Work[T]) -> T:
         xid: Any = None
         done: list[T] = []  # one when all is done but the commit
         try:
             async with self._database.connection() as connection, connection.transaction():
                 xid = await connection.fetchval("SELECT pg_current_xact_id()::text")
-                done.append(await work(connection, snapshot))
+                transaction = QueueTransaction(
+                    connection, locations, self._catalog, self._calls, self._keys
+                )
+                done.append(await work(transaction))
         except Unavailable:
             if not done or not await self._committed(xid):
                 raise
         return done[0]
-
-    async def lock(
-        self, connection: Any, snapshot: CatalogSnapshot, acked: list[tuple[str, str]]
-    ) -> None:
-        """Lock everything that a transaction will change: the partitions of its pushes, and the
-        cursors of what it acknowledges, as pairs of a partition's id and a group.
-        """
-        await self._calls.lock(
-            connection.fetch,
-            sorted(snapshot.partitions.values()),
-            [self._catalog.partition_id(partition) for partition, _ in acked],
-            [group for _, group in acked],
-        )
-
-    async def store(
-        self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
-    ) -> list[ItemOutcome]:
-        """Call `append`. Raise if a queue is full."""
-        pushed = await self.append(connection, snapshot, items)
-        for answer in pushed:
-            if answer.status == "full":
-                raise Conflict(f"PUSH operation failed: queue {answer.queue} is full")
-        return pushed
-
-    async def append(
-        self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
-    ) -> list[ItemOutcome]:
-        """Push the items, which have their ids. Raises when one of them cannot be stored."""
-        batch = AppendBatch(items, snapshot, self._keys)
-        arguments = await batch.arguments()
-        if arguments is not None:
-            await batch.fill(await self._calls.append(arguments, connection.fetch))
-        pushed: list[ItemOutcome] = []
-        for index in range(len(items)):
-            answer = batch.answers.get(index)
-            if isinstance(answer, PenstockError):
-                raise answer
-            if answer is None:
-                raise Stale
-            pushed.append(answer)
-        return pushed
-
-    async def settle(self, connection: Any, acks: list[Ack]) -> list[AckOutcome]:
-        """Record the outcomes. Raises when one of them is refused."""
-        batch = AckBatch(acks)
-        runs = await batch.arguments(self._catalog)
-        rows = [] if runs is None else await self._calls.settle(runs, connection.fetch)
-        acked = await batch.results(rows)
-        for outcome in acked:
-            if not outcome.success:
-                raise Conflict(f"ACK operation failed: {outcome.error}")
-        return acked
 
     def count_and_wake(
         self, pushed: list[ItemOutcome], acks: Sequence[Ack] = (), acked: Sequence[AckOutcome] = ()

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.contract.deliveries import Ack as Ack
 from penstock.contract.deliveries import Delivered as Delivered
 from penstock.contract.deliveries import Item as Item
 from penstock.contract.deliveries import ItemOutcome as ItemOutcome
@@ -36,7 +37,7 @@ class PopRequest(msgspec.Struct):
     subscription_mode: str | None = None
     subscription_from: str | None = None
     holder: int | None = None  # 48 bits that mark its leases, for `Queues.release`
-    consumer: Any = None  # the connection that pops (`penstock.queues.consumers.Consumer`)
+    consumer: Any = None  # the connection that pops (`consumers.ConsumerConnection`)
 
 
 class PopOutcome(msgspec.Struct):
@@ -51,18 +52,6 @@ class PopOutcome(msgspec.Struct):
     reason: str = ""
     acked: "list[AckOutcome]" = []  # of the acknowledgements that came with the request
     source: int = 0  # which of the requests got the messages
-
-
-class Ack(msgspec.Struct, gc=False):
-    transaction_id: str
-    partition_id: str
-    lease_id: str | None = None
-    status: str = "completed"  # completed (success), failed, retry, dlq
-    error: str | None = None
-    group: str = QUEUE_MODE
-    worker: str | None = None  # who answers, where that is known
-    delay: float | None = None  # seconds before the message is delivered again; failed, retry
-    max_attempts: int | None = None  # before it is a dead letter; None: as the queue says; failed
 
 
 class AckOutcome(msgspec.Struct, gc=False):

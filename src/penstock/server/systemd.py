@@ -10,6 +10,8 @@ import logging
 import os
 import socket
 
+from penstock.io.tasks import repeated
+
 log = logging.getLogger("penstock.server")
 
 
@@ -41,16 +43,20 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._interval = _interval()
-        self._timer: asyncio.TimerHandle | None = None
+        self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         if self._interval:
-            notify("WATCHDOG=1")
-            self._timer = asyncio.get_running_loop().call_later(self._interval / 2, self.start)
+            _beat()
+            self._beating = repeated("watchdog of systemd", _beat, self._interval / 2)
 
     def stop(self) -> None:
-        if self._timer:
-            self._timer.cancel()
+        if self._beating:
+            self._beating.cancel()
+
+
+def _beat() -> None:
+    notify("WATCHDOG=1")
 
 
 def _interval() -> float:

@@ -19,7 +19,7 @@ import uvloop
 from penstock.broker import Broker
 from penstock.config import Config
 from penstock.io.parent import watch_parent
-from penstock.io.tasks import supervised
+from penstock.io.tasks import cancelled, supervised
 from penstock.logging import set_up
 from penstock.wire.listeners import Listeners, SocketPaths
 
@@ -59,9 +59,7 @@ class WorkerProcesses:
                 process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await cancelled(*self._keepers)
 
     async def _keep_running(self, number: int, order: bytes, ready: asyncio.Event) -> None:
         failures = 0

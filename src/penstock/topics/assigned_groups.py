@@ -7,7 +7,8 @@ of all members, and sends the assignment, which the others receive when they syn
     EMPTY        no members
     PREPARING    a rebalance: members join again. It ends when all have joined, or after the longest
                  rebalance timeout of a member; members that have not joined by then are removed
-    COMPLETING   a generation has begun; the leader's assignment is missing
+    COMPLETING   a generation has begun; the leader's assignment is missing. A leader that does not
+                 send it within the longest rebalance timeout is removed
     STABLE       all members work and send heartbeats
 
 A member is removed if it sends nothing during its session timeout. While its join or sync waits for
@@ -122,7 +123,7 @@ class AssignedGroup:
     leader: str = ""
     members: dict[str, Member] = field(default_factory=dict)
     pending: dict[str, float] = field(default_factory=dict)  # assigned ids, and when they expire
-    join_deadline: float = 0.0  # of the rebalance
+    deadline: float = 0.0  # for all members to join, then for the leader to assign
     not_before: float = 0.0  # when a rebalance may end at the earliest
     timer: asyncio.TimerHandle | None = None
 
@@ -139,7 +140,12 @@ class AssignedGroup:
         everyone = all(one.join is not None for one in self.members.values())
         if everyone and not self.pending:
             return self.not_before
-        return max(self.join_deadline, self.not_before)
+        return max(self.deadline, self.not_before)
+
+    @property
+    def slowest(self) -> float:
+        """Return the longest rebalance timeout of a member."""
+        return max((one.rebalance_timeout for one in self.members.values()), default=0.0)
 
     def joined(self, member: Member, leader: str | None = None) -> Joined:
         members = (
@@ -213,7 +219,11 @@ class AssignedGroups:
             raise MemberRefused(Refusal.INVALID_SESSION_TIMEOUT)
         if sum(map(len, joining.protocols.values())) > MAX_METADATA:
             raise MemberRefused(Refusal.INVALID_REQUEST)
-        group = self._groups.get(name) or AssignedGroup(name)
+        group = self._groups.get(name)
+        if group is None:
+            if joining.member:
+                raise MemberRefused(Refusal.UNKNOWN_MEMBER_ID)
+            group = AssignedGroup(name)
         self._check_protocols(group, joining)
         self._groups[name] = group
         member = group.members.get(joining.member)
@@ -246,6 +256,7 @@ class AssignedGroups:
         self._touch(group, member)
         if group.state is GroupState.COMPLETING:
             if member.id != group.leader:
+                _refuse(member, Refusal.UNKNOWN_MEMBER_ID)  # an earlier request, as in a join
                 waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
                 member.sync = waiting
                 try:
@@ -407,8 +418,7 @@ class AssignedGroups:
     def _prepare(self, group: AssignedGroup) -> None:
         """Begin a rebalance: all members must join again."""
         group.state = GroupState.PREPARING
-        slowest = max((one.rebalance_timeout for one in group.members.values()), default=0.0)
-        group.join_deadline = self._clock() + slowest
+        group.deadline = self._clock() + group.slowest
         for member in group.members.values():
             if member.sync is not None and not member.sync.done():
                 member.sync.set_exception(MemberRefused(Refusal.REBALANCE_IN_PROGRESS))
@@ -430,7 +440,7 @@ class AssignedGroups:
                 del group.members[member.id]
                 self._expired.add(1, group.name)
         if group.members and not here:
-            group.join_deadline = self._clock() + MAX_REBALANCE  # their sessions end before that
+            group.deadline = self._clock() + MAX_REBALANCE  # their sessions end before that
             return
         group.generation += 1
         self._rebalances.add(1, group.name)
@@ -438,6 +448,7 @@ class AssignedGroups:
             group.state, group.leader, group.protocol = GroupState.EMPTY, "", ""
             return
         group.state = GroupState.COMPLETING
+        group.deadline = self._clock() + group.slowest
         if group.leader not in here:
             group.leader = here[0]
         offered = [one.protocols for one in group.members.values()]
@@ -470,6 +481,8 @@ class AssignedGroups:
         moments += group.pending.values()
         if group.state is GroupState.PREPARING:
             moments.append(group.rebalance_end)
+        elif group.state is GroupState.COMPLETING:
+            moments.append(group.deadline)
         if moments:
             self._check_at(group, min(moments))
 
@@ -485,7 +498,14 @@ class AssignedGroups:
             return
         for given in [one for one, until in group.pending.items() if until <= now]:
             del group.pending[given]
-        silent = [one for one in group.members.values() if not one.waits and one.deadline <= now]
+        late = (
+            group.leader if group.state is GroupState.COMPLETING and group.deadline <= now else ""
+        )
+        silent = [
+            one
+            for one in group.members.values()
+            if one.id == late or (not one.waits and one.deadline <= now)
+        ]
         if silent:
             self._expired.add(len(silent), group.name)
             self._remove(group, silent)

@@ -29,8 +29,8 @@ from penstock.io.tasks import in_pool
 from penstock.log.tier.cache import NotCached
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.kafka_assignment import assigned_partitions
 from penstock.protocol.names import check_name, split_label
+from penstock.protocol.partitions import assigned_partitions
 from penstock.topics.assigned_groups import AssignedGroups
 from penstock.topics.group_history import GroupHistory
 from penstock.topics.offsets_journal import CommittedOffset, OffsetsJournal
@@ -197,7 +197,7 @@ class Groups:
     def is_leased(self, group: str) -> bool:
         """Return whether members of the group hold leases."""
         self._expire()
-        return any(one.leases for one in self._cursors.values() if one.group == group)
+        return any(cursor.group == group for cursor in self._leases.values())
 
     def lag(self, group: str, topic: str) -> int:
         """Return the number of records from the group's committed offset on; all if it has none."""

@@ -19,7 +19,7 @@ from uuid import UUID
 import asyncpg
 import msgspec
 
-from penstock.contract.pipelines import TopicMove
+from penstock.contract.topics import TopicMove
 from penstock.database import Database
 from penstock.errors import (
     Conflict,
@@ -137,13 +137,11 @@ class TopicMoves:
         for task in list(self._tasks.values()):
             await cancelled(task)
 
-    def status(self, name: str) -> TopicMove:
-        """Return how far the move of a topic is."""
-        if self._topics.is_shared(name):
-            return TopicMove(name, SHARED)
+    def status(self, name: str) -> TopicMove | None:
+        """Return how far the move of a topic is; None: it is not being moved."""
         move = self._moves.get(name)
-        if move is None:
-            raise NotFound(f"topic {name!r} is not being moved")
+        if move is None or self._topics.is_shared(name):
+            return None
         return msgspec.structs.replace(move, total=self._total(name))
 
     async def begin(self, name: str) -> TopicMove:
@@ -161,7 +159,7 @@ class TopicMoves:
             self._moves[name] = TopicMove(name, COPYING)
             self._write(name, COPYING)
             self._run(name)
-        return self.status(name)
+        return self.status(name) or TopicMove(name, SHARED)
 
     def _run(self, name: str) -> None:
         task = supervised(f"move of topic {name}", lambda: self._move(name))
@@ -196,6 +194,7 @@ class TopicMoves:
             return
         if move.state == COPYING:
             await self._copy(move)
+            await self._topics.wait_for_creation(name)  # a partition added later is refused
             self._write(name, CLOSING)
             move.state = CLOSING
         self._close(name)

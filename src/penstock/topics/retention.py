@@ -32,7 +32,7 @@ async def retain(topic: Topic, context: Context, tier: Tier | None = None) -> in
     settings = context.settings
     if topic.ending:
         return 0
-    age, size = limits_of(topic, context)
+    age, size = topic.limits.retention(context.settings)
     active = topic.segments[-1]
     if (
         settings.segment_age
@@ -83,21 +83,12 @@ def _before_start(topic: Topic) -> list[Segment]:
     return list(takewhile(lambda one: one.end <= topic.limits.start, topic.segments[:-1]))
 
 
-def limits_of(topic: Topic, context: Context) -> tuple[float, int]:
-    """Return the limits of age and size; 0: unlimited."""
-    settings, own = context.settings, topic.limits
-    return (
-        settings.retention_age if own.retention_age is None else own.retention_age,
-        settings.retention_bytes if own.retention_bytes is None else own.retention_bytes,
-    )
-
-
 def surplus(topic: Topic, context: Context) -> list[Segment]:
     """Return the oldest segments that exceed age or size, or whose records were all deleted."""
     deleted = _before_start(topic)
     if topic.policy == COMPACT:
         return deleted
-    age, size = limits_of(topic, context)
+    age, size = topic.limits.retention(context.settings)
     sealed, archived = topic.segments[:-1], topic.archived_offset
     expired = condemned(sealed, topic.size_bytes, age=age, size=size, now=context.now())
     kept = list(takewhile(lambda one: archived is None or one.end <= archived, expired))

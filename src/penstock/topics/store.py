@@ -121,7 +121,9 @@ class TopicStore:
         )
         self.scrub = Scrub(self.context, directory / PRIVATE, self, self._scrub_shared, metrics)
         self._running = False
-        self._deletions: list[Callable[[AnyLog], None]] = []
+        self._deletions: list[Callable[[AnyLog], None]] = [
+            lambda topic: metrics.forget("topic", topic.name)
+        ]
         metrics.gauge("penstock_topics", "Number of topics", read=lambda: len(self._partitions))
         metrics.gauge(
             "penstock_topics_unreadable",
@@ -143,13 +145,18 @@ class TopicStore:
         """Also serve the shared topics of this database. The caller starts the returned object."""
         store = ObjectStore(self.settings.shared_tier) if self.settings.shared_tier else None
         self.shared = SharedTopics(
-            database, self.settings, self.context.instruments, self.context.metrics, store
+            database,
+            self.settings,
+            self.context.instruments,
+            self.context.metrics,
+            store,
+            saved=self.directory / PRIVATE / "shared-topics",
         )
-        self.shared.on_create(self._wake_awaiting)
-        self.shared.on_delete(self._shared_deleted)
+        self.shared.on_create = self._wake_awaiting
+        self.shared.on_delete = self._forget
         return self.shared
 
-    def _shared_deleted(self, log: SharedLog) -> None:
+    def _forget(self, log: AnyLog) -> None:
         for forget in self._deletions:
             forget(log)
 
@@ -342,6 +349,9 @@ class TopicStore:
             if isinstance(topic, Topic) and placement == SHARED:
                 raise Conflict(f"topic {name!r} exists on this broker and is not shared")
             return topic
+        whole, _, number = name.partition("/")
+        if number.isdecimal() and 0 < self.partitions(whole) <= int(number):
+            return self.partition(whole, int(number))  # raises NotFound: it has fewer
         check_name(name)
         if not self._running:
             raise Unavailable("topics are not running")
@@ -392,9 +402,8 @@ class TopicStore:
         if self.shared is not None and isinstance(before, SharedLog):
             await self.shared.add_partitions(name, count)
             return
-        self._refuse_moving(before)
-        if name in self._creating:
-            await asyncio.wait([self._creating[name]])
+        await self.wait_for_creation(name)
+        self._refuse_moving(self.require(name))
         work = self._add_partitions(name, count)
         making = self._creating[name] = asyncio.get_running_loop().create_task(work)
         await asyncio.shield(making)
@@ -416,6 +425,11 @@ class TopicStore:
             return first
         finally:
             del self._creating[name]
+
+    async def wait_for_creation(self, name: str) -> None:
+        """Wait while the topic, or a partition of it, is being created."""
+        while name in self._creating:
+            await asyncio.wait([self._creating[name]])
 
     async def _wait_for_deletion(self, name: str) -> None:
         deletion = self._deleting.get(name)
@@ -470,6 +484,8 @@ class TopicStore:
         if self.shared is not None and isinstance(self.get(name), SharedLog):
             await self.shared.delete(name)
             return
+        if name in self._partitions:  # a new partition must not outlive the others
+            await self.wait_for_creation(name)
         failed = self._deleting.get(name)
         if failed is None or not failed.task.done():
             self._refuse_moving(self.require(name))
@@ -497,8 +513,7 @@ class TopicStore:
         try:
             for topic in partitions:
                 await topic.mark_deleted()
-                for forget in self._deletions:
-                    forget(topic)
+                self._forget(topic)
                 if self.tier is not None:
                     await self.tier.note_deletion(topic)
             await self.context.run(self._remove, partitions[0])

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.errors import Conflict, Damaged, InvalidRequest, StorageError
 from penstock.log.append_queue import AppendsThrough
 from penstock.log.appender import Appender
-from penstock.log.batches.outgoing import encode_read
+from penstock.log.batches.encode import encode_read
 from penstock.log.commit import Appended, Promise
 from penstock.log.context import Context
 from penstock.log.layout import (

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.errors import Damaged, NotFound, Unavailable
+from penstock.errors import Damaged, NotFound, PenstockError, StorageError, Unavailable
 from penstock.io.tasks import RETRY_SECONDS
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
@@ -198,17 +198,22 @@ class Feed:
             chunk = self._read(subscription.position)
         except NotCached:
             self._reading[subscription] = self._loop.create_task(self._read_tier(subscription))
+        except StorageError as error:
+            self._retry(subscription, error)
         else:
             self._hand_over(subscription, chunk)
+
+    def _retry(self, subscription: Subscription, error: PenstockError) -> None:
+        log.warning("topic %s: a subscriber waits, trying again: %s", self.topic.name, error)
+        self._loop.call_later(RETRY_SECONDS, self.catch_up, subscription)
 
     async def _read_tier(self, subscription: Subscription) -> None:
         """Catch up from the tier, in a task of its own."""
         position = subscription.position
         try:
             chunk = await self.topic.read_through(lambda: self._read(position))
-        except Unavailable as error:
-            log.warning("topic %s: a subscriber waits for the tier: %s", self.topic.name, error)
-            self._loop.call_later(RETRY_SECONDS, self.catch_up, subscription)
+        except (Unavailable, StorageError) as error:
+            self._retry(subscription, error)
         except NotFound:  # the topic was deleted; the subscriber was notified
             return
         else:
@@ -243,7 +248,7 @@ class Feed:
         if self._head < self.topic.next_offset:
             try:
                 chunk = self._read(self._head)
-            except NotCached:  # no longer on disk: every subscriber catches up by itself
+            except (NotCached, StorageError):  # every subscriber catches up by itself
                 for subscription in self.live:
                     self._loop.call_soon(self.catch_up, subscription)
                 self.live.clear()

@@ -5,6 +5,7 @@ import logging
 import time
 
 from penstock.config.schema import FramedListener
+from penstock.io.tasks import cancelled, repeated
 from penstock.metrics import Metrics
 from penstock.wire.auth import Verifier
 from penstock.wire.framed import FramedConnection
@@ -30,13 +31,14 @@ class FramedServer:
     ) -> None:
         """`memory` bounds all requests of the process; None: no bound."""
         self._settings = settings
+        self._metrics = metrics
         self._certificate = certificate
         self._asks_for_tokens = verifier is not None
         self.memory = memory or RequestMemory()
         self.connections: set[FramedConnection] = set()
         self._ended = asyncio.Event()  # a connection has ended
         self._server: Server | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.Task[None] | None = None
         self._log = logging.getLogger(f"penstock.{self.name.lower()}")
         self.bytes_in = 0
         self.bytes_out = 0
@@ -70,19 +72,24 @@ class FramedServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
+        settings = self._settings
         self._server = await listen(
             self.connect,
-            self._settings.host,
-            self._settings.port,
+            settings.host,
+            settings.port,
             self._certificate,
             refusal=self.refusal,
             patience=HANDSHAKE_SECONDS,
         )
-        self._sweep()
+        limits = (settings.idle_timeout, settings.frame_timeout, settings.auth_timeout)
+        interval = min((MAX_SWEEP_SECONDS, *(limit / 4 for limit in limits if limit)))
+        self._sweeper = repeated(
+            f"sweep of {self.name} connections", self._sweep, max(interval, 0.05), self._metrics
+        )
         self._log.info(
             "%s on %s:%d%s",
             self.name,
-            self._settings.host,
+            settings.host,
             self.port,
             " with TLS" if self._certificate else "",
         )
@@ -92,8 +99,7 @@ class FramedServer:
         if self._server is None:
             return
         self._server.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        await cancelled(self._sweeper)
         if late := await finish_all(self.connections, self._ended, timeout):
             self._log.warning("%d connections were closed with requests in flight", late)
         self._server = None
@@ -112,9 +118,8 @@ class FramedServer:
 
     def _sweep(self) -> None:
         """Close connections that are idle, slow or unauthenticated for too long."""
-        loop = asyncio.get_running_loop()
         settings = self._settings
-        now = loop.time()
+        now = asyncio.get_running_loop().time()
         for connection in list(self.connections):
             if (
                 settings.idle_timeout
@@ -130,9 +135,6 @@ class FramedServer:
                 and self._is_stranger(connection, now)
             ):
                 connection.finish_or_abort()
-        limits = (settings.idle_timeout, settings.frame_timeout, settings.auth_timeout)
-        interval = min((MAX_SWEEP_SECONDS, *(limit / 4 for limit in limits if limit)))
-        self._sweeper = loop.call_later(max(interval, 0.05), self._sweep)
 
     def _is_stranger(self, connection: FramedConnection, now: float) -> bool:
         """Return True if the connection had enough time and has not authenticated."""

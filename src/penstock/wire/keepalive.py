@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from penstock.io.tasks import repeated
+
 TICK_SECONDS = 1.0
 SLOTS = 15  # each connection is served once in TICK_SECONDS * SLOTS
 
@@ -23,7 +25,7 @@ class KeepAlive:
         self._slots: list[set[KeptAlive]] = [set() for _ in range(SLOTS)]
         self._next = 0  # the slot that the next tick serves
         self._count = 0  # streams in all slots
-        self._timer: asyncio.TimerHandle | None = None  # set while there are streams
+        self._serving: asyncio.Task[None] | None = None  # set while there are streams
 
     def add(self, stream: KeptAlive) -> Callable[[], None]:
         """Keep the stream alive until the returned function is called."""
@@ -31,20 +33,20 @@ class KeepAlive:
         slot = self._slots[(self._next - 1 - self._count) % SLOTS]
         slot.add(stream)
         self._count += 1
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._tick, self._serve)
+        if self._serving is None:
+            self._serving = repeated("keep-alive of streams", self._serve, self._tick)
 
         def remove() -> None:
             slot.discard(stream)
             self._count -= 1
-            if not self._count and self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+            if not self._count and self._serving is not None:
+                self._serving.cancel()
+                self._serving = None
 
         return remove
 
     def _serve(self) -> None:
-        for stream in list(self._slots[self._next]):
-            stream.keep_alive()
+        slot = self._slots[self._next]
         self._next = (self._next + 1) % SLOTS
-        self._timer = asyncio.get_running_loop().call_later(self._tick, self._serve)
+        for stream in list(slot):
+            stream.keep_alive()

@@ -19,6 +19,7 @@ from pathlib import Path
 from penstock.broker import Broker
 from penstock.config import Config
 from penstock.contract import operations
+from penstock.contract.pipelines import PipelineList
 from penstock.monitor import StateMetrics
 from penstock.monitor.audit import Audit
 from penstock.topics.groups import Groups
@@ -27,20 +28,15 @@ from penstock.wire.addresses import TITLES, listening
 from penstock.wire.auth import Role, verifier_of
 from penstock.wire.feed import Feeds
 from penstock.wire.framed_server import FramedServer
-from penstock.wire.http.api.buffers import BuffersApi
 from penstock.wire.http.api.console import ConsoleApi, console_routes
+from penstock.wire.http.api.dead_letters import TasksApi
 from penstock.wire.http.api.export import ExportApi
-from penstock.wire.http.api.inspect import InspectApi
-from penstock.wire.http.api.mending import MendingApi
-from penstock.wire.http.api.no_topics import NoTopicsApi
-from penstock.wire.http.api.pipelines import TopicFilesApi, pipeline_routes
 from penstock.wire.http.api.queues import queue_routes
 from penstock.wire.http.api.records import RecordsApi
 from penstock.wire.http.api.system import SystemApi, WorkerApi
-from penstock.wire.http.api.tasks import TasksApi
 from penstock.wire.http.api.telemetry import TelemetryApi
 from penstock.wire.http.api.topic_groups import TopicGroupsApi
-from penstock.wire.http.api.topics import TopicsApi
+from penstock.wire.http.api.topics import TopicsApi, no_topics
 from penstock.wire.http.audit import recording
 from penstock.wire.http.forward import forward_to, owner_settings
 from penstock.wire.http.guard import TokenGuard
@@ -177,7 +173,7 @@ class Listeners:
         if broker.logs:
             await self._start_topics(broker.logs.topics, broker.logs.groups)
         if self.certificates.all:
-            self.certificates.start()
+            self.certificates.start(broker.metrics)
             broker.metrics.gauge(
                 "penstock_tls_certificate_expires_seconds",
                 "Unix time at which the first TLS certificate expires",
@@ -287,11 +283,8 @@ class Listeners:
         assert self._state is not None
         system = SystemApi(broker, self._state, lambda: self.addresses, workers)
         apis: list[Api] = [
-            BuffersApi(broker.buffer),
             MaintenanceApi(broker.buffer),
             self._console,
-            InspectApi(broker.queues),
-            MendingApi(broker.queues),
             self._tasks,
         ]
         direct = [
@@ -302,17 +295,20 @@ class Listeners:
             calling(operations.CANCEL_TASK, self._tasks.tasks.cancel),
         ]
         if logs:
-            apis.append(TopicsApi(logs.topics, logs.groups, self._feeds))
+            pipelines = logs.pipelines
+            apis.append(TopicsApi(logs.topics, logs.groups, self._feeds, logs.moves))
             apis.append(TopicGroupsApi(logs.topics, logs.groups))
             apis.append(RecordsApi(logs.topics, logs.groups))
-            apis.append(TopicFilesApi(logs.topics))
             direct += [
-                *pipeline_routes(logs.pipelines),
+                calling(operations.LIST_PIPELINES, lambda: PipelineList(pipelines.all())),
+                calling(operations.GET_PIPELINE, pipelines.get),
+                calling(operations.REPORT_PIPELINE, pipelines.put),
+                calling(operations.STOP_PIPELINE, pipelines.ask_to_stop),
+                calling(operations.FORGET_PIPELINE, pipelines.forget),
                 calling(operations.MOVE_TOPIC, logs.moves.begin),
-                calling(operations.GET_TOPIC_MOVE, logs.moves.status),
             ]
         else:
-            apis.append(NoTopicsApi())
+            direct += no_topics()
         if broker.exports:
             apis.append(ExportApi(broker.exports))
             max_body = broker.config.http_server.max_body

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from penstock.config import Config
 from penstock.errors import ConfigError
+from penstock.io.tasks import repeated
+from penstock.metrics import Metrics
 
 log = logging.getLogger("penstock.tls")
 
@@ -147,7 +149,7 @@ class Certificates:
         self.tcp = shared if config.tcp_server.tls else None
         self.kafka = shared if config.kafka_server.tls else None
         self._interval = tls.reload_interval
-        self._watching: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def all(self) -> list[Certificate]:
@@ -159,9 +161,10 @@ class Certificates:
         """Return the earliest expiry, in seconds since 1970; 0 without certificates."""
         return min((one.expires for one in self.all), default=0.0)
 
-    def start(self) -> None:
+    def start(self, metrics: Metrics) -> None:
+        """Reload files that change, from now on."""
         if self._interval and self.all:
-            self._watching = asyncio.get_running_loop().call_later(self._interval, self._watch)
+            self._watching = repeated("certificates", self._reload_changed, self._interval, metrics)
 
     def stop(self) -> None:
         if self._watching is not None:
@@ -171,10 +174,9 @@ class Certificates:
         for one in self.all:
             one.reload()
 
-    def _watch(self) -> None:
+    def _reload_changed(self) -> None:
         for one in self.all:
             one.reload_if_changed()
-        self.start()
 
 
 def _day(seconds: float) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +27,14 @@ async def shared_topics(
     store: ObjectStore | None = None,
     acquire_timeout: float = DATABASE_TIMEOUT,
     clock: Callable[[], float] = time.time,
+    saved: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[SharedTopics]:
     """What a broker has of shared topics, for the length of a block."""
     async with started(url, acquire_timeout=acquire_timeout) as database:
         metrics = Metrics()
         topics = SharedTopics(
-            database, TopicsSettings(**settings), Instruments(metrics), metrics, store, clock
+            database, TopicsSettings(**settings), Instruments(metrics), metrics, store, clock, saved
         )
         await topics.start()
         try:

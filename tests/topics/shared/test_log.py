@@ -3,14 +3,21 @@
 import asyncio
 import json
 import time
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
 import numpy as np
 import pytest
 
-from penstock.errors import ConnectionLost, InvalidOffset, NotFound
+from penstock.config.schema import DatabaseSettings, TopicsSettings
+from penstock.database import Database
+from penstock.database.embedded import EmbeddedPostgres
+from penstock.errors import ConnectionLost, InvalidOffset, NotFound, Unavailable
+from penstock.log.context import Instruments
 from penstock.log.producers import OutOfOrder, Producer, ProducerFenced
+from penstock.metrics import Metrics
 from penstock.protocol.kafka_batch import (
     BatchHead,
     NewRecord,
@@ -18,9 +25,10 @@ from penstock.protocol.kafka_batch import (
     split_batches,
 )
 from penstock.queues.schema import SCHEMA
-from penstock.topics.shared.calls import APPEND, AppendAnswer, AppendCall
+from penstock.topics.shared.appends import APPEND, AppendCall
 from penstock.topics.shared.catalog import NOTIFY_SECONDS, SharedTopics
 from penstock.topics.shared.log import SharedLog
+from tests.conftest import create_database
 from tests.support.kafka_wire import encode_batch
 from tests.support.wait import eventually
 from tests.topics.shared.conftest import shared_topics
@@ -87,6 +95,21 @@ async def test_a_reader_on_another_broker_is_woken(pair: Pair) -> None:
     assert await waiting
     assert time.monotonic() - began < SECONDS / 2  # woken, long before its time is over
     assert there.read(0).payloads() == [b"hello"]  # and what woke it is in memory
+
+
+async def test_records_that_only_the_catalog_tells_of_are_in_memory_when_they_wake_a_reader(
+    pair: Pair,
+) -> None:
+    """The broker that appended them was killed before its notice."""
+    here = await pair[0].create("orders", 1)
+    there = await other(pair)
+    waiting = asyncio.create_task(there.wait_for(0, SECONDS))
+    batch = encode_batch([NewRecord(b"hello")], 0)
+    call = AppendCall(uuid4(), False, False, [here.log_id], [0], [1], [0], [batch])
+    await pair[0].database.fetch(APPEND, *call)
+    await pair[1].read_catalog()
+    assert await waiting
+    assert there.read(0).payloads() == [b"hello"]
 
 
 async def test_notices_are_coalesced_and_not_part_of_an_append(
@@ -252,17 +275,17 @@ async def test_a_call_whose_answer_was_lost_is_answered_the_same_again(
 ) -> None:
     """The connection is cut after the commit: a plain append is not stored twice."""
     log = await pair[0].create("orders", 1)
-    calls, cut = pair[0].calls, list[AppendCall]()
-    append = calls.append
+    database, cut = pair[0].database, list[tuple[Any, ...]]()
+    fetch = database.fetch
 
-    async def lose_first(call: AppendCall) -> AppendAnswer:
-        answer = await append(call)
-        if not cut:
-            cut.append(call)
+    async def lose_first(sql: str, *args: Any) -> list[asyncpg.Record]:
+        rows = await fetch(sql, *args)
+        if sql == APPEND and not cut:
+            cut.append(args)
             raise ConnectionLost("the answer was lost")
-        return answer
+        return rows
 
-    calls.append = lose_first  # type: ignore[method-assign]
+    database.fetch = lose_first  # type: ignore[method-assign]
     appended = await log.append([b"once"])
     assert appended.first_offset == 0
     assert await values(log) == [b"once"]
@@ -287,8 +310,8 @@ async def test_a_call_that_arrives_behind_its_skipped_repetition_appends_nothing
     try:
         async with holder.transaction():
             await holder.execute("SELECT 1 FROM penstock.shared_logs FOR UPDATE")
-            answer = await broker.calls.append(first._replace(again=True))
-            assert answer.statuses == ["skipped"]
+            [answer] = await broker.database.fetch(APPEND, *first._replace(again=True))
+            assert answer["statuses"] == ["skipped"]
         await holder.execute(f"SET search_path TO {SCHEMA.search_path('penstock')}")
         with pytest.raises(asyncpg.UniqueViolationError):
             await holder.fetch(APPEND, *first)
@@ -333,6 +356,40 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(pair: Pai
     found = await eventually(lambda: pair[0].find("orders"))
     assert found.incarnation == made.incarnation != here.incarnation
     assert await values(found) == [b"new"]
+
+
+async def test_a_start_without_the_database_serves_the_topics_of_the_file_until_it_answers(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    """The database may be another one by then, with other topics under the same numbers."""
+    first = await create_database(postgres, migrated=True)
+    second = await create_database(postgres, migrated=True)
+    saved = tmp_path / "shared-topics"
+    async with shared_topics(first, saved=saved) as topics:
+        await (await topics.create("orders", 2)).append([b"a"])
+    async with shared_topics(second) as topics:
+        await (await topics.create("payments", 1)).append([b"b"])
+    metrics = Metrics()
+    database = Database(DatabaseSettings(url=second), tmp_path, metrics, SCHEMA)
+    topics = SharedTopics(database, TopicsSettings(), Instruments(metrics), metrics, saved=saved)
+    await topics.start()
+    try:
+        log = await topics.find("orders")
+        assert log is not None
+        assert (log.next_offset, topics.partitions("orders")) == (1, 2)
+        with pytest.raises(Unavailable):
+            await log.read_through(lambda: log.read(0))
+        await database.start()
+        await topics.read_catalog()
+        assert topics.names() == ["payments"]
+        with pytest.raises(NotFound):
+            await log.append([b"c"])
+        there = await topics.find("payments")
+        assert there is not None
+        assert await values(there) == [b"b"]
+    finally:
+        await topics.stop()
+        await database.stop()
 
 
 async def test_times_find_offsets_across_batches(pair: Pair) -> None:
@@ -436,4 +493,5 @@ async def test_brokers_whose_clocks_differ_by_an_hour_give_the_databases_time(
         await here.refresh()
         times = await here.read_through(lambda: here.timestamps(np.arange(10)))
         assert max(times) - min(times) < 600e6  # microseconds: far less than the hour
-        assert await here.read_through(lambda: here.offset_at(time.time() + 1800)) == 10
+        later = time.time() + 1800
+        assert await here.read_through(lambda: here.offset_at(later)) == 10

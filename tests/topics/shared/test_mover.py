@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from penstock.errors import Damaged, StorageFailed
 from penstock.object_store import ObjectStore
 from penstock.protocol.kafka_batch import NewRecord, batches_in
 from penstock.topics.shared.catalog import SharedTopics
-from penstock.topics.shared.mover import Mover
 from tests.topics.shared.conftest import shared_topics
 from tests.topics.shared.test_log import values
 
@@ -82,7 +81,8 @@ async def test_a_record_is_read_once_when_the_mover_merged_what_a_broker_has_in_
         seen = await there.find("orders")
         assert seen is not None
         await log.append([b"0"])
-        await seen.catch_up(1)  # the first record as a chunk of its own
+        seen.announced = 1
+        await seen.catch_up()  # the first record as a chunk of its own
         await log.append([b"1"])
         assert await here.mover.step()
         assert len(await rows(database_url)) == 1
@@ -124,28 +124,26 @@ async def test_names_of_objects_say_which_has_an_offset_while_replaced_ones_are_
                 found = await topics.context.objects.find(log.directory, offset)
                 assert found is not None
                 assert found.base <= offset < found.end
-                data = await topics.context.objects.read(found.name, 0, found.size)
-                assert offset in [head.base_offset for _, head in batches_in(data)]
+                assert offset in [head.base_offset for _, head in batches_in(found.data)]
             if path is not None:
                 path.unlink()
         assert await topics.context.objects.find(log.directory, log.next_offset) is None
 
 
 @asynccontextmanager
-async def frozen_after_writing(mover: Mover) -> AsyncIterator[None]:
+async def frozen_after_writing(topics: SharedTopics) -> AsyncIterator[None]:
     """In the block, the mover has written an object and not yet said so to the database."""
     written, resume = asyncio.Event(), asyncio.Event()
-    run = mover._run
+    objects = topics.context.objects
+    write = objects.write
 
-    async def freeze(*call: Any) -> Any:
-        result = await run(*call)
-        if call[0].__name__ == "_write":
-            written.set()
-            await resume.wait()
-        return result
+    async def freeze(name: str, parts: Sequence[bytes]) -> None:
+        await write(name, parts)
+        written.set()
+        await resume.wait()
 
-    mover._run = freeze
-    step = asyncio.create_task(mover.step())
+    objects.write = freeze  # type: ignore[method-assign]
+    step = asyncio.create_task(topics.mover.step())
     await written.wait()
     yield
     resume.set()
@@ -159,7 +157,7 @@ async def test_a_mover_that_was_frozen_in_the_middle_changes_nothing(
     async with moving(database_url, tmp_path) as here, moving(database_url, tmp_path) as there:
         log = await here.create("orders", 1)
         await log.append([b"a", b"b"])
-        async with frozen_after_writing(here.mover):
+        async with frozen_after_writing(here):
             await execute(database_url, "UPDATE penstock.shared_mover SET until = '-infinity'")
             await there.read_catalog()
             assert await there.mover.step()
@@ -180,7 +178,7 @@ async def test_an_object_that_may_have_been_deleted_replaces_nothing(
     async with moving(database_url, tmp_path) as topics:
         log = await topics.create("orders", 1)
         await log.append([b"a", b"b"])
-        async with frozen_after_writing(topics.mover):
+        async with frozen_after_writing(topics):
             await execute(
                 database_url, "UPDATE penstock.shared_removals SET due_at = clock_timestamp()"
             )
@@ -195,17 +193,18 @@ async def test_a_store_that_fails_loses_nothing(database_url: str, tmp_path: Pat
     async with moving(database_url, tmp_path) as topics:
         log = await topics.create("orders", 1)
         await log.append([b"a"])
-        write = topics.mover._write
+        objects = topics.context.objects
+        write = objects.write
 
-        def fail(*_: Any) -> None:
+        async def fail(*_: Any) -> None:
             raise StorageFailed("no room")
 
-        topics.mover._write = fail  # type: ignore[method-assign]
+        objects.write = fail  # type: ignore[method-assign]
         with pytest.raises(StorageFailed):
             await topics.mover.step()
         assert await values(log) == [b"a"]
         assert (await rows(database_url))[0]["object"] is None
-        topics.mover._write = write  # type: ignore[method-assign]
+        objects.write = write  # type: ignore[method-assign]
         assert await topics.mover.step()
         assert (await rows(database_url))[0]["object"]
 

@@ -1,5 +1,7 @@
 """Local topics that become shared ones."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.errors import Conflict, InvalidRequest, NotFound
+from penstock.io.fs import Disk
 from penstock.log.producers import Producer
 from penstock.metrics import Metrics
 from penstock.topics.groups import Groups
@@ -27,7 +30,12 @@ class Moving(NamedTuple):
 
     async def move(self, name: str) -> SharedLog:
         await self.moves.begin(name)
-        await eventually(lambda: self.moves.status(name).state in ("shared", "failed"))
+
+        def has_ended() -> bool:
+            move = self.moves.status(name)
+            return move is None or move.state == "failed"
+
+        await eventually(has_ended)
         moved = self.topics.require(name)
         assert isinstance(moved, SharedLog), self.moves.status(name)
         return moved
@@ -75,11 +83,39 @@ async def test_sequences_of_kafka_producers_continue(moving: Moving) -> None:
     assert (await shared.append_batch(*kafka_batch(5, 1))).first_offset == 5
 
 
+async def test_a_partition_that_is_being_added_moves_with_the_others(
+    moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, free = threading.Event(), threading.Event()
+    rename = Disk.rename
+
+    def held(disk: Disk, source: Path, target: Path) -> None:
+        if target.name == "1":
+            reached.set()
+            assert free.wait(60)
+        rename(disk, source, target)
+
+    monkeypatch.setattr(Disk, "rename", held)
+    topics = moving.topics
+    await (await topics.create("orders", form="kafka")).append([b"a"])
+    adding = asyncio.ensure_future(topics.add_partitions("orders", 2))
+    await eventually(reached.is_set)
+    await moving.moves.begin("orders")
+    move = asyncio.ensure_future(moving.move("orders"))
+    await eventually(lambda: move.done() or moving.moves.status("orders").copied == 1)
+    await asyncio.wait([move], timeout=0.2)
+    free.set()
+    await asyncio.gather(adding, move)
+    assert topics.partitions("orders") == 2
+    second = topics.partition("orders", 1)
+    assert isinstance(second, SharedLog)
+    assert (await second.append([b"b"])).first_offset == 0
+
+
 async def test_a_move_that_cannot_be_made_is_refused(moving: Moving, broker: SharedTopics) -> None:
     with pytest.raises(NotFound):
         await moving.moves.begin("nothing")
-    with pytest.raises(NotFound):
-        moving.moves.status("nothing")
+    assert moving.moves.status("nothing") is None
     await moving.topics.create("parts", form="kafka", partitions=2)
     with pytest.raises(InvalidRequest):
         await moving.moves.begin("parts/1")

@@ -49,15 +49,15 @@ async def test_a_dead_broker_is_left_out_and_its_groups_move_with_another_epoch(
         "INSERT INTO penstock.shared_nodes VALUES (99, 'dead', 'there', 2, clock_timestamp())",
     )
     await eventually(lambda: nodes.alive == [nodes.own, 99])
-    before = await groups.coordinator("group", 99, nodes.alive)
+    before = await nodes.coordinator("group", 99)
     assert await groups.commit("group", [(log, 1, "")], before) == {"orders"}
-    assert await groups.coordinator("group", nodes.own, nodes.alive) == before  # it lives
+    assert await nodes.coordinator("group", nodes.own) == before  # it lives
     await execute(
         database_url,
         "UPDATE penstock.shared_nodes SET seen_at = seen_at - interval '1 min' WHERE node_id = 99",
     )
     await eventually(lambda: nodes.alive == [nodes.own])
-    after = await groups.coordinator("group", nodes.own, nodes.alive)
+    after = await nodes.coordinator("group", nodes.own)
     assert after == (nodes.own, before[1] + 1)
     with pytest.raises(NotCoordinator):  # the dead one was only frozen
         await groups.commit("group", [(log, 2, "")], before)

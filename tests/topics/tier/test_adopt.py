@@ -14,11 +14,11 @@ import pytest
 from penstock.client import Client
 from penstock.object_store import ObjectStore
 from penstock.topics.tier import tier as tier_module
-from penstock.topics.tier.state import STATE, TierState
+from penstock.topics.tier.owner import STATE, TierState
 from penstock.topics.topic import Topic
 from tests.export.making import exports
 from tests.support.served import serving
-from tests.support.topics import everything
+from tests.support.topics import everything, running
 from tests.support.wait import eventually
 from tests.topics.tier.support import fill, pass_through, read_all, tiered
 
@@ -95,6 +95,19 @@ async def test_a_start_from_the_tier_has_everything_that_was_there(
         assert (await read_all(topic))[-1] == (following.first_offset, b"new")
     async with tiered(tmp_path / "two", address, adopt=True) as two:
         assert (await read_all(two.require("t")))[:-1] == records
+
+
+async def test_a_data_directory_with_topics_adopts_nothing(tmp_path: Path, address: str) -> None:
+    async with tiered(tmp_path / "one", address) as one:
+        await fill(await one.create("t"))
+        await one.require("t").seal()
+        await pass_through(one)
+    async with running(tmp_path / "two") as two:
+        await (await two.create("t")).append([b"its own"])
+    async with tiered(tmp_path / "two", address, adopt=True) as two:
+        assert two.tier is not None
+        assert two.tier.adopted is None
+        assert everything(two.require("t")) == [(0, b"its own")]
 
 
 def _committed(group: str, topic: Topic, offset: int) -> Any:
@@ -196,7 +209,9 @@ async def test_more_offsets_are_left_out_the_older_the_state_is(tmp_path: Path) 
 async def test_a_topic_that_was_deleted_does_not_come_back_in_place_of_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The machine is lost at any step between the deletion and the state that says so."""
+    """The machine is lost at any step between the deletion and the state that says so. The steps
+    are private: no disk or store fails exactly between them.
+    """
     address = f"file://{tmp_path}/store"
 
     async with tiered(tmp_path / "one", address, tier_grace=0.0) as one:

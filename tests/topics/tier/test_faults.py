@@ -12,13 +12,11 @@ from penstock.config.schema import LocalRetention
 from penstock.errors import StorageFailed
 from penstock.io.fs import DISK
 from penstock.log.layout import DATA, sealed_name
-from penstock.log.tier.blocks import BlocksOnDisk
+from penstock.log.tier.cache import BlocksOnDisk
 from penstock.object_store import ObjectStore
 from penstock.topics.tier.verify import verify_tier
 from tests.support.form import pick
-from tests.support.object_stores import (
-    Faults,
-)
+from tests.support.object_stores import Faults
 from tests.support.topics import bits, everything
 from tests.topics.tier.support import fill, pass_through, read_all, tiered
 
@@ -150,7 +148,9 @@ async def test_a_lost_copy_of_the_manifest_is_read_from_the_tier(tmp_path: Path)
 async def test_a_crash_between_the_manifest_and_its_copy_leaves_no_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manifest is one write ahead: of an upload, of retention, and of a swap."""
+    """The manifest is one write ahead: of an upload, of retention, and of a swap. The write between
+    which and its copy the process dies is private.
+    """
     address = f"file://{tmp_path}/store"
 
     async def crash(*_: object) -> None:

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import Damaged
 from penstock.log.tier.manifest import StoredSegment, TierManifest, manifest_name
 from penstock.object_store import ObjectStore
-from penstock.topics.tier.state import STATE, TierState, TopicEnd
+from penstock.topics.tier.owner import STATE, TierState, TopicEnd
 from tests.topics.tier.support import fill, pass_through, tiered
 
 INCARNATION = "0" * 31 + "1"

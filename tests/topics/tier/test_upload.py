@@ -13,9 +13,7 @@ from penstock.log.verify import verify
 from penstock.object_store import ObjectStore
 from penstock.topics.tier import tier as tier_module
 from penstock.topics.tier.upload import upload
-from tests.support.object_stores import (
-    BUCKET,
-)
+from tests.support.object_stores import BUCKET
 from tests.support.topics import Clock, bits, everything
 from tests.support.wait import eventually
 from tests.topics.tier.support import fill, pass_through, read_all, tiered, unique

@@ -482,7 +482,7 @@ async def test_it_also_runs_on_the_loop_of_the_standard_library() -> None:
 async def test_after_an_error_a_connection_lingers_for_a_limited_time_however_much_its_client_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connection, "_LINGER_SECONDS", 0.5)
+    monkeypatch.setattr(http_connection, "LINGER_SECONDS", 0.5)
 
     async with talking(ECHO, header_timeout=0.4) as (server, wire):
         wire.send(b"nonsense\r\n\r\n")
@@ -501,8 +501,8 @@ async def test_after_an_error_a_connection_lingers_for_a_limited_time_however_mu
 async def test_after_an_error_a_limited_number_of_bytes_is_read_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connection, "_LINGER_BYTES", 1_000_000)
-    monkeypatch.setattr(http_connection, "_LINGER_SECONDS", 600.0)
+    monkeypatch.setattr(http_connection, "LINGER_BYTES", 1_000_000)
+    monkeypatch.setattr(http_connection, "LINGER_SECONDS", 600.0)
 
     async with talking(ECHO, max_body=1000) as (server, wire):
         wire.send(HEAD + b"Content-Length: 9000000\r\n\r\n" + b"x" * 100_000)

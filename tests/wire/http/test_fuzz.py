@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.wire.http.chunked import ChunkedBody
+from penstock.wire.http.body import ChunkedBody
 from penstock.wire.http.head import parse
 from penstock.wire.http.messages import Request, RequestRefused, Response, json_response
 from penstock.wire.http.routes import HttpRoute

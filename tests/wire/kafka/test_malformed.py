@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kio.schema.index import api_key_map
 
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.requests import APIS
 from tests.support.form import pick
 from tests.support.kafka_wire import LENGTH, KafkaWire, plain_batch, request_bytes
 from tests.support.served import serving

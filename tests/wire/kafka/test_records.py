@@ -4,10 +4,13 @@ import asyncio
 import time
 from pathlib import Path
 
+import cramjam
 import pytest
 
-from penstock.protocol.kafka_batch import NewRecord, decode_batch, split_batches
-from penstock.wire.kafka.apis import APIS
+from penstock.errors import Damaged
+from penstock.log.format import InvalidRecord
+from penstock.protocol.kafka_batch import NewRecord, decode_batch, encode_head, split_batches
+from penstock.wire.kafka.requests import APIS
 from tests.support.kafka_wire import KafkaWire, encode_batch, plain_batch, request_bytes
 from tests.support.served import serving
 from tests.support.wait import eventually
@@ -15,7 +18,7 @@ from tests.support.wait import eventually
 PRODUCE, FETCH, OFFSETS, METADATA, API_VERSIONS, INIT_PRODUCER = 0, 1, 2, 3, 18, 22
 OFFSET_COMMIT, OFFSET_FETCH = 8, 9
 HEARTBEAT = 12
-OFFSET_OUT_OF_RANGE, INVALID_GROUP_ID = 1, 24
+OFFSET_OUT_OF_RANGE, INVALID_GROUP_ID, INVALID_RECORD = 1, 24, 87
 
 
 def values(data: bytes) -> list[bytes | None]:
@@ -152,6 +155,79 @@ async def test_what_is_wrong_with_a_batch_is_said_for_its_partition(tmp_path: Pa
         assert (await wire.fetch("orders", -1)).error_code == 1
         assert (await wire.fetch("missing", 0)).error_code == 3
         wire.close()
+
+
+async def test_timestamps_in_nanoseconds_are_refused_and_the_topic_goes_on(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        topic = await served.topics.create("orders", form="kafka")
+        now = time.time_ns()
+        refused = await wire.produce("orders", encode_batch([NewRecord(b"x")], now))
+        assert (refused.error_code, refused.error_message) == (
+            INVALID_RECORD,
+            f"the timestamp {now} is after the year 9999 in milliseconds",
+        )
+        with pytest.raises(InvalidRecord):
+            await topic.append_records([NewRecord(b"x", timestamp=now)])
+        assert (await wire.produce("orders", plain_batch(b"y"))).base_offset == 0
+        await topic.seal()
+        assert topic.read(0).payloads() == [b"y"]
+        wire.close()
+
+
+def undecodable_batches() -> list[bytes]:
+    """Intact batches with offsets 1, 2 to 61, 62 and 63, whose records nobody can decode."""
+    many = plain_batch(*[b"many"] * 60)
+    (lost_header,) = split_batches(encode_batch([NewRecord(b"h", headers=[("n", b"v")])], 1))
+    return [
+        encode_head([bodies], count, timestamps=(1, 1), **head) + bodies
+        for bodies, count, head in (
+            (b"\xff" * 20, 1, {}),
+            (many[61:-200] + bytes(200), 60, {}),
+            (b"not compressed", 1, {"attributes": 4}),
+            (bytes(lost_header[1][61:-4]) + b"\xff" * 4, 1, {}),
+        )
+    ]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+async def test_records_that_cannot_be_decoded_stop_nobody(tmp_path: Path, compacted: bool):
+    async with serving(tmp_path) as served:
+        wire = await KafkaWire.connect(served.kafka.port)
+        topic = await served.topics.create("orders", form="kafka")
+        await wire.produce("orders", plain_batch(b"before"))
+        for batch in undecodable_batches():
+            assert (await wire.produce("orders", batch)).error_code == 0
+        await wire.produce("orders", plain_batch(b"after"))
+        await topic.seal()
+        wire.close()
+    async with serving(tmp_path) as served:
+        topic = served.topics.require("orders")
+        if compacted:
+            await topic.set_policy("compact")
+            await served.topics.maintain()
+        found, lost, at = list[bytes](), list[int](), 0
+        while at < topic.next_offset:
+            try:
+                batch = topic.read(at)
+                found += [one.value or b"" for one in batch.records() or []]
+                at = batch.next_offset
+            except Damaged as error:
+                lost.append(at)
+                at = error.resume or topic.next_offset
+        assert (found, lost) == ([b"before", b"h", b"after"], [1, 2, 62])
+
+
+async def test_batches_that_grow_when_decompressed_are_read_one_by_one(tmp_path: Path):
+    async with serving(tmp_path) as served:
+        topic = await served.topics.create("orders", form="kafka")
+        body = bytes(cramjam.zstd.compress(plain_batch(bytes(1 << 20))[61:]))
+        grown = encode_head([body], 1, timestamps=(1, 1), attributes=4) + body
+        for _ in range(3):
+            await topic.append_batch(*split_batches(grown)[0])
+        assert len(grown) < 1000
+        assert len(topic.read(0).buffer) < 2 << 20
+        assert topic.read(0, max_bytes=4 << 20).count == 3
 
 
 async def test_an_idempotent_producer_is_answered_twice_and_stored_once(tmp_path: Path):

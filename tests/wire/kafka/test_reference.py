@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from penstock.wire.kafka.apis import APIS
+from penstock.wire.kafka.requests import APIS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "protocols.md"
 

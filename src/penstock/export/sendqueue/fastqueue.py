@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.contract.routes import Repaired
 from penstock.errors import StorageError, StorageFailed
-from penstock.export.clock import Clock
+from penstock.export.context import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import Block, records_of
 from penstock.export.sendqueue.chunks import ChunkOptions

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from penstock.errors import StorageError, Unavailable
-from penstock.export.clock import Clock
+from penstock.export.context import Clock
 from penstock.export.sendqueue.backlog import Backlog
 from penstock.export.sendqueue.blocks import NO_POSITION, Block, bytes_of
 from penstock.export.sendqueue.chunks import ChunkOptions

@@ -6,11 +6,11 @@ tombstone is kept for `TOMBSTONE_SECONDS` after its time, so that readers see it
 
 from hashlib import blake2b
 
+from penstock.errors import Damaged
 from penstock.io.fs import Bytes
 from penstock.log.batches.decode import Decoder, records_of
 from penstock.protocol.kafka_batch import (
     CODEC_MASK,
-    CONTROL,
     BatchHead,
     KafkaRecord,
     NewRecord,
@@ -82,8 +82,10 @@ def _digest(key: bytes) -> bytes:
 
 
 def _records(head: BatchHead, data: Bytes) -> list[KafkaRecord]:
-    if head.attributes & CONTROL:
-        return []
+    """Return the records of an intact batch; none if a client sent what cannot be decoded."""
     decoder = Decoder()
-    decoder.add(data, head)
+    try:
+        decoder.add(data, head)
+    except Damaged:
+        return []
     return records_of(decoder.columns(), slice(None), whole=True)

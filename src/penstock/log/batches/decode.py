@@ -2,14 +2,15 @@
 one.
 """
 
+from operator import lt
 from typing import NamedTuple
 
 import numpy as np
 
 from penstock.errors import Damaged
 from penstock.protocol.kafka_batch import (
-    CONTROL,
     LOG_APPEND_TIME,
+    MAX_VARINT_BITS,
     BatchHead,
     Bytes,
     KafkaRecord,
@@ -48,31 +49,47 @@ class Decoder:
 
     def __init__(self) -> None:
         self._data: list[bytes] = []
-        self._size = 0
+        self.size = 0  # bytes of the records, decompressed
         self._done: list[list[np.ndarray]] = []  # columns of batches, in order
         self._few: list[list[int]] = [[] for _ in Columns._fields[1:]]  # columns of later records
 
     def add(self, batch: Bytes, head: BatchHead, at: int = 0) -> None:
-        """Add the batch at this position of `batch`."""
-        data = bytes(records_bytes(batch, head, at))
-        if head.records > MAX_WALKED_RECORDS:
-            self._flush()
-            columns = decode_columns(data, head)
-            moved = [
-                column if i in (0, 1, 3, 5) else column + self._size
-                for i, column in enumerate(columns[1:])
-            ]
-            self._done.append(moved)
-        else:
-            self._walk(data, head)
+        """Add the batch at this position of `batch`. Raises Damaged if its records cannot be
+        decoded: the broker stores what Kafka's clients send without looking at the records.
+        """
+        try:
+            data = bytes(records_bytes(batch, head, at))
+            if head.records > MAX_WALKED_RECORDS:
+                columns = decode_columns(data, head)
+                self._flush()
+                moved = [
+                    column if i in (0, 1, 3, 5) else column + self.size
+                    for i, column in enumerate(columns[1:])
+                ]
+                self._done.append(moved)
+            else:
+                self._walk(data, head)
+        except Damaged as error:
+            raise Damaged(
+                f"the records of offsets {head.base_offset} to {head.next_offset - 1} cannot be "
+                f"decoded: {error}",
+                head.next_offset,
+            ) from None
         self._data.append(data)
-        self._size += len(data)
+        self.size += len(data)
 
     def _walk(self, data: bytes, head: BatchHead) -> None:
-        fields, by = find_fields(data, head.records), self._size
+        fields, by = find_fields(data, head.records), self.size
+        deltas = fields.offset_deltas
+        if (
+            deltas[0] < 0
+            or deltas[-1] > head.last_offset_delta
+            or not all(map(lt, deltas, deltas[1:]))
+        ):
+            raise Damaged("the offsets of a batch are not in order")
         offsets, times, key_starts, key_lengths, value_starts, value_lengths, headers = self._few
         base, appended = head.base_offset, head.attributes & LOG_APPEND_TIME
-        offsets += [base + delta for delta in fields.offset_deltas]
+        offsets += [base + delta for delta in deltas]
         times += (
             [head.max_timestamp] * head.records
             if appended
@@ -103,7 +120,7 @@ def decode_batches(data: bytes, start: int, end: int = 1 << 62) -> Columns:
     """Return the records of the batches that have offsets in [start, end)."""
     decoder = Decoder()
     for at, head in batches_in(data):
-        if head.next_offset > start and head.base_offset < end and not head.attributes & CONTROL:
+        if head.next_offset > start and head.base_offset < end:
             decoder.add(data, head, at)
     return decoder.columns()
 
@@ -126,7 +143,11 @@ def records_of(columns: Columns, part: slice, *, whole: bool = False) -> list[Ka
 
 
 def _headers(data: bytes, at: int, whole: bool) -> tuple[tuple[str, bytes | None], ...]:
-    headers = read_headers(data, at)
+    """Return the headers; none if a client sent what cannot be decoded."""
+    try:
+        headers = read_headers(data, at)
+    except Damaged:
+        return ()
     return headers if whole else without_ours(headers)
 
 
@@ -147,6 +168,12 @@ def decode_columns(data: bytes, head: BatchHead) -> Columns:
         or int(value_lengths.min()) < -1
     ):
         raise Damaged("the records of a batch do not fit their lengths")
+    if (
+        offset_deltas[0] < 0
+        or offset_deltas[-1] > head.last_offset_delta
+        or not (offset_deltas[1:] > offset_deltas[:-1]).all()
+    ):
+        raise Damaged("the offsets of a batch are not in order")
     times = (
         np.full(len(starts), head.max_timestamp)
         if head.attributes & LOG_APPEND_TIME
@@ -171,9 +198,11 @@ def _varints(data: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     values, ends = first & 0x7F, at + 1
     longer = np.flatnonzero(first & 0x80)
     shift = 7
-    while len(longer) and shift < 64:
+    while len(longer) and shift < MAX_VARINT_BITS:
         byte = data[at[longer] + shift // 7].astype(np.int64)
         values[longer] |= (byte & 0x7F) << shift
         ends[longer] += 1
         longer, shift = longer[(byte & 0x80) != 0], shift + 7
+    if len(longer):
+        raise Damaged("a number in a record has more than nine bytes")
     return (values >> 1) ^ -(values & 1), ends

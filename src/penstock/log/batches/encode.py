@@ -4,14 +4,26 @@ Payloads of equal length are strided copies with numpy. Their prefixes are the s
 so they are cached: 256 payloads of 300 bytes take 8 us instead of 17. A record's offset delta is a
 varint, so the stride changes where it gets longer. For other payloads, all prefixes are encoded
 together and then joined with the values: a join costs 0.1 ns per byte, a masked copy 1.3 ns.
+
+Records of aiq's layout are encoded for Kafka's clients (`encode_read`).
 """
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
-from penstock.protocol.kafka_batch import Bytes, plain_prefix, varint
+from penstock.log.segment import Batch
+from penstock.protocol.kafka_batch import (
+    LOG_APPEND_TIME,
+    Bytes,
+    NewRecord,
+    encode_head,
+    encode_record,
+    plain_prefix,
+    varint,
+)
 
 MAX_LOOPED_RECORDS = 40  # for more records of equal length, numpy is faster than a loop
 MAX_MIXED_RECORDS = 256  # for more records of other lengths: 200 take 31 us instead of 81
@@ -118,3 +130,32 @@ def _varint_columns(values: np.ndarray, width: int) -> Iterator[np.ndarray]:
     """Yield the bytes of varints that all have this width, column by column."""
     for i in range(width):
         yield (values >> 7 * i) & 0x7F | (0x80 if i + 1 < width else 0)
+
+
+def encode_read(batch: Batch, times: np.ndarray) -> bytes:
+    """Encode records of aiq's layout as record batches. `times` are their append times in
+    microseconds. Each append time has its own batch, and becomes the time of its records.
+    """
+    payloads, offsets = batch.payloads(), batch.offsets
+    cuts = [0, *(np.flatnonzero(np.diff(times)) + 1).tolist(), len(offsets)]
+    parts: list[bytes] = []
+    for low, high in pairwise(cuts):
+        deltas = (offsets[low:high] - offsets[low]).tolist()
+        if deltas[-1] == high - low - 1:
+            records = bytes(encode_values(payloads[low:high]))
+        else:  # compaction left gaps
+            records = b"".join(
+                encode_record(delta, NewRecord(payload), 0)
+                for delta, payload in zip(deltas, payloads[low:high], strict=True)
+            )
+        time = int(times[low]) // 1000
+        head = encode_head(
+            [records],
+            high - low,
+            base_offset=int(offsets[low]),
+            timestamps=(time, time),
+            last_offset_delta=deltas[-1],
+            attributes=LOG_APPEND_TIME,
+        )
+        parts += (head, records)
+    return b"".join(parts)

@@ -23,12 +23,7 @@ from penstock.log.batches.index import ROW, TRAILER_SIZE, SparseIndex
 from penstock.log.batches.walk import next_whole, shape_at
 from penstock.log.layout import DATA, HEADER_SIZE, INDEX
 from penstock.log.segment import Batch, Raw, Segment, Write, empty_batch
-from penstock.protocol.kafka_batch import (
-    CONTROL,
-    HEAD_SIZE,
-    BatchHead,
-    is_whole,
-)
+from penstock.protocol.kafka_batch import HEAD_SIZE, BatchHead, is_whole
 
 KINDS = (INDEX, DATA)
 WINDOW_BYTES = 64 << 10  # per read while headers are walked
@@ -187,7 +182,7 @@ class BatchSegment(Segment):
             batches = self._span(at, max_records, max_bytes)
             if not batches:
                 return empty_batch(self.end)
-            columns, following = self._decode(batches)
+            columns, following = self._decode(batches, max_bytes)
             count = len(columns.offsets)
             skip = int(np.searchsorted(columns.offsets, offset))
             if skip < count:
@@ -209,26 +204,32 @@ class BatchSegment(Segment):
             size += batch.size
         return batches
 
-    def _decode(self, batches: Sequence[_Batch]) -> tuple[Columns, int]:
-        """Return the records of adjacent batches, and the offset after the last intact one."""
+    def _decode(self, batches: Sequence[_Batch], max_bytes: int) -> tuple[Columns, int]:
+        """Return the records of adjacent batches, and the offset after the last one. Stop before a
+        damaged batch, and when the decompressed records exceed `max_bytes`.
+        """
         start, following = batches[0].position, batches[0].end
         data = self.file(DATA).read_at(start, batches[-1].stop - start)
         decoder = Decoder()
         for batch in batches:
             at = batch.position - start
-            if not is_whole(data, at):
+            head = BatchHead.parse(data, at)
+            try:
+                if not is_whole(data, at):
+                    raise Damaged(
+                        f"{self.path(DATA).name}: the batch at byte {batch.position} (offsets "
+                        f"{batch.first} to {batch.end - 1}) does not match its checksum",
+                        batch.end,
+                    )
+                decoder.add(data, head, at)
+            except Damaged:
                 if batch is not batches[0]:
                     break
-                raise Damaged(
-                    f"{self.path(DATA).name}: the batch at byte {batch.position} (offsets "
-                    f"{batch.first} to {batch.end - 1}) does not match its checksum",
-                    batch.end,
-                )
-            head = BatchHead.parse(data, at)
-            if not head.attributes & CONTROL:
-                decoder.add(data, head, at)
+                raise
             following = batch.end
             self._remember(batch.end, batch.stop, batch.records_before + head.records)
+            if decoder.size > max_bytes:
+                break
         return decoder.columns(), following
 
     def raw(self, offset: int, max_bytes: int) -> Raw:
@@ -276,7 +277,7 @@ class BatchSegment(Segment):
             return 0
         inside = 0
         if batch.first < offset:
-            inside = int((self._decode([batch])[0].offsets < offset).sum())
+            inside = int((self._decode([batch], 0)[0].offsets < offset).sum())
         return self.rows - batch.records_before - inside
 
     def times(self, offsets: np.ndarray) -> np.ndarray:
@@ -287,7 +288,7 @@ class BatchSegment(Segment):
             if batch is None:
                 times[at:] = self.newest
                 break
-            columns, _ = self._decode([batch])
+            columns, _ = self._decode([batch], 0)
             stop = max(at + 1, int(np.searchsorted(offsets, batch.end)))
             rows = np.searchsorted(columns.offsets, offsets[at:stop])
             known = np.append(columns.times * 1000, self.newest)
@@ -304,7 +305,7 @@ class BatchSegment(Segment):
             head = BatchHead.parse(file.read_at(batch.position, HEAD_SIZE))
             if head.max_timestamp * 1000 < microseconds:
                 continue
-            columns, _ = self._decode([batch])
+            columns, _ = self._decode([batch], 0)
             later = np.flatnonzero(columns.times * 1000 >= microseconds)
             if len(later):
                 return int(columns.offsets[later[0]])

@@ -5,7 +5,8 @@ waits for missing blocks. A read on the event loop fails with `NotCached` instea
 in a thread (`Topic.read_or_wait`). Sequential reads are detected and read ahead, the further the
 longer they last.
 
-The cache is emptied when it is opened, so no file on disk must be trusted, and nothing is synced.
+The blocks are on the local disk, or in memory for a short-lived reader. The cache is emptied when
+it is opened, so no file on disk must be trusted, and nothing is synced.
 """
 
 import asyncio
@@ -14,10 +15,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol
 
 from penstock.errors import NotFound, StorageFailed, StorageFull, Unavailable
+from penstock.io.fs import Fs
 from penstock.io.tasks import P, T, in_pool
-from penstock.log.tier.blocks import Blocks, Key
 from penstock.log.tier.manifest import StoredObject
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore
@@ -28,6 +32,72 @@ READERS = 8  # concurrent reads that wait for the store
 LOADERS = 12  # concurrent transfers of blocks
 MAX_BLOCKS_AHEAD = 8
 STREAMS_REMEMBERED = 256
+
+
+Key = tuple[str, int]  # object, number of the block
+
+
+class Blocks(Protocol):
+    """A store of blocks. Several threads use it, but only one at a time for each key."""
+
+    def clear(self) -> None: ...
+
+    def put(self, key: Key, data: bytes) -> None: ...
+
+    def get(self, key: Key, start: int, stop: int) -> bytes | None:
+        """Return a part of a block; None if the block is missing."""
+
+    def remove(self, key: Key) -> None: ...
+
+
+class BlocksInMemory:
+    def __init__(self) -> None:
+        self._blocks: dict[Key, bytes] = {}
+
+    def clear(self) -> None:
+        self._blocks.clear()
+
+    def put(self, key: Key, data: bytes) -> None:
+        self._blocks[key] = data
+
+    def get(self, key: Key, start: int, stop: int) -> bytes | None:
+        block = self._blocks.get(key)
+        return None if block is None else block[start:stop]
+
+    def remove(self, key: Key) -> None:
+        self._blocks.pop(key, None)
+
+
+class BlocksOnDisk:
+    """Blocks in a file each. The files have no meaning after the process ends."""
+
+    def __init__(self, directory: Path, fs: Fs) -> None:
+        self._directory = directory
+        self._fs = fs
+
+    def _path(self, key: Key) -> Path:
+        return self._directory / f"{key[0].replace('/', '-')}-{key[1]}"
+
+    def clear(self) -> None:
+        """Remove all files one by one. The directory cannot be removed as a whole while an earlier
+        read-ahead still writes to it.
+        """
+        self._fs.make_dir(self._directory)
+        for name in self._fs.list_dir(self._directory):
+            self._fs.remove(self._directory / name)
+
+    def put(self, key: Key, data: bytes) -> None:
+        self._fs.replace(self._path(key), data, sync=False)
+
+    def get(self, key: Key, start: int, stop: int) -> bytes | None:
+        try:
+            with closing(self._fs.open(self._path(key), write=False)) as file:
+                return file.read_at(start, stop - start)
+        except FileNotFoundError:
+            return None
+
+    def remove(self, key: Key) -> None:
+        self._fs.remove(self._path(key))
 
 
 class NotCached(Unavailable):

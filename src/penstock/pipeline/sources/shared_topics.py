@@ -33,15 +33,10 @@ LOG = f"""
             FROM (SELECT size, records FROM shared_batches WHERE log_id = l.id
                    ORDER BY last_offset DESC LIMIT {SAMPLE_ROWS}) b)
     FROM shared_logs l WHERE l.topic = $1 AND l.partition = $2 AND NOT l.moving"""
-FIRST_FROM = """
-  SELECT base_offset FROM shared_batches WHERE log_id = $1 AND last_offset >= $2
-   ORDER BY last_offset LIMIT 1"""
+FIRST_FROM = "SELECT coalesce(base_offset, next_offset) FROM shared_read($1, $2, 1, 1)"
 PAGE = f"""
-  SELECT b.base_offset, b.last_offset, b.timeline, b.data, b.object, b.position, b.size
-    FROM (SELECT b.*, sum(b.size) OVER (ORDER BY b.last_offset) - b.size AS before
-            FROM (SELECT * FROM shared_batches WHERE log_id = $1 AND last_offset >= $2
-                   ORDER BY last_offset LIMIT {PAGE_ROWS}) b) b
-   WHERE b.before < {PAGE_BYTES} AND b.base_offset < $3 ORDER BY b.last_offset"""
+  SELECT base_offset, last_offset, timeline, data, object, position, size
+    FROM shared_read($1, $2, {PAGE_BYTES}, {PAGE_ROWS}) WHERE base_offset < $3"""
 
 
 class SharedLogState(NamedTuple):
@@ -78,7 +73,7 @@ class SharedTopicReader:
     def first_from(self, state: SharedLogState, offset: int) -> int:
         """Return the first offset, not below `offset`, that may have a record."""
         rows = self._postgres.rows(FIRST_FROM, (state.log_id, offset))
-        return max(offset, rows[0][0]) if rows else max(offset, state.next)
+        return max(offset, rows[0][0] if rows else state.next)
 
     def offset_at(self, label: str, state: SharedLogState, milliseconds: int) -> int:
         """Return the first offset of this time or later; the next offset if there is none."""

@@ -5,8 +5,6 @@ transaction. So a row is stored once even if its message was consumed and delete
 is run again.
 """
 
-from typing import Any
-
 from msgspec.structs import astuple
 
 from penstock.database import Database, struct_of
@@ -14,8 +12,8 @@ from penstock.errors import Conflict, Full, InvalidRequest
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 from penstock.queues.checks import check_text
 from penstock.queues.context import QueueContext
-from penstock.queues.push import partition_names, with_ids
-from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.push import with_ids
+from penstock.queues.transaction import QueueTransaction, Transactions
 from penstock.queues.types import Item, ItemOutcome
 
 
@@ -55,7 +53,8 @@ class Sinks:
         items = with_ids(items)
         key = astuple(task)
 
-        async def work(connection: Any, snapshot: CatalogSnapshot) -> tuple[int, list[ItemOutcome]]:
+        async def work(transaction: QueueTransaction) -> tuple[int, list[ItemOutcome]]:
+            connection = transaction.connection
             rows = await connection.fetchval(
                 """SELECT rows FROM sink_tasks
                     WHERE target = $1 AND app = $2 AND batch = $3 AND task = $4 FOR UPDATE""",
@@ -66,7 +65,7 @@ class Sinks:
                     f"task {task.task} of batch {task.batch} has not stored the rows before these"
                 )
             fresh = items[rows - first :]
-            pushed = await self._store_fitting(connection, snapshot, fresh)
+            pushed = await _append_fitting(transaction, fresh)
             rows += len(pushed)
             done = last and len(pushed) == len(fresh)
             await connection.execute(
@@ -78,26 +77,25 @@ class Sinks:
             )
             return rows, pushed
 
-        rows, pushed = await self._transactions.attempt(partition_names(items), work)
+        rows, pushed = await self._transactions.attempt(items, work)
         self._transactions.count_and_wake(pushed)
         return rows
 
-    async def _store_fitting(
-        self, connection: Any, snapshot: CatalogSnapshot, items: list[Item]
-    ) -> list[ItemOutcome]:
-        """Store all items, or as many of the first ones as fit after halving their number."""
-        while items:
-            attempt = connection.transaction()
-            await attempt.start()
-            pushed = await self._transactions.append(connection, snapshot, items)
-            if not any(one.status == "full" for one in pushed):
-                await attempt.commit()
-                return pushed
-            await attempt.rollback()
-            if len(items) == 1:
-                raise Full(f"queue '{items[0].queue}' is full (maxSize)")
-            items = items[: len(items) // 2]
-        return []
+
+async def _append_fitting(transaction: QueueTransaction, items: list[Item]) -> list[ItemOutcome]:
+    """Push all items, or as many of the first ones as fit after halving their number."""
+    while items:
+        attempt = transaction.connection.transaction()
+        await attempt.start()
+        pushed = await transaction.append(items)
+        if not any(one.status == "full" for one in pushed):
+            await attempt.commit()
+            return pushed
+        await attempt.rollback()
+        if len(items) == 1:
+            raise Full(f"queue '{items[0].queue}' is full (maxSize)")
+        items = items[: len(items) // 2]
+    return []
 
 
 async def forget_idle_sinks(database: Database, seconds: float) -> None:

@@ -60,12 +60,9 @@ class QueueTotals(msgspec.Struct):
     """Sums over queues."""
 
     name: str  # the namespace or task of the queues; "" for other sums
-    queues: int = 0
-    partitions: int = 0
-    counts: QueueCounts = msgspec.field(default_factory=lambda: _no_counts())
-
-    def add(self, counts: QueueCounts) -> None:
-        self.counts = total([self.counts, counts])
+    queues: int
+    partitions: int
+    counts: QueueCounts
 
 
 class PartitionStatus(msgspec.Struct):
@@ -200,17 +197,20 @@ class QueueStatusReader:
             and wanted.task in (None, one.task)
         ]
         partitions = await self._catalog.partition_counts([one.id for one in figures])
-        sums: dict[str, QueueTotals] = {}
-        async for some in slices(figures, ROWS_PER_SLICE):
-            for one in some:
-                name = by(one)
-                row = sums.get(name)
-                if row is None:
-                    row = sums[name] = QueueTotals(name)
-                row.queues += 1
-                row.partitions += partitions.get(one.id, 0)
-                row.add(_counts(one))
-        return sorted(sums.values(), key=lambda row: row.name)
+        named: dict[str, list[QueueFigures]] = {}
+        for one in figures:
+            named.setdefault(by(one), []).append(one)
+        return [
+            QueueTotals(
+                name,
+                len(queues),
+                sum(partitions.get(one.id, 0) for one in queues),
+                total(
+                    [_counts(one) async for some in slices(queues, ROWS_PER_SLICE) for one in some]
+                ),
+            )
+            for name, queues in sorted(named.items())
+        ]
 
     async def partitions(
         self, status: QueueStatus, limit: int = 1000, offset: int = 0, group: str | None = None
@@ -316,7 +316,3 @@ def total(counts: list[QueueCounts]) -> QueueCounts:
     """Return the sum of the counts of several queues."""
     names = QueueCounts.__struct_fields__
     return QueueCounts(*(sum(getattr(one, name) or 0 for one in counts) for name in names))
-
-
-def _no_counts() -> QueueCounts:
-    return QueueCounts(*(0 for _ in QueueCounts.__struct_fields__))

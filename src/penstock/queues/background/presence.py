@@ -23,8 +23,13 @@ from penstock.database import Database, struct_of
 from penstock.errors import Unavailable
 from penstock.io.tasks import cancelled, supervised
 from penstock.metrics import Metrics, resident_bytes
-from penstock.queues.background.consumer_reports import ConsumerReports, merged
-from penstock.queues.consumers import ALIVE_SECONDS, MAX_REPORTED, ConsumerConnections
+from penstock.queues.consumers import (
+    ALIVE_SECONDS,
+    MAX_REPORTED,
+    ConsumerConnections,
+    ConsumerReports,
+    merged,
+)
 from penstock.queues.waiting import WaitingPops
 
 log = logging.getLogger("penstock.queues")

@@ -1,7 +1,7 @@
 """Push the messages of schedules at the times of their cron expressions.
 
 Any broker does it; none is the leader. Each sleeps until the next due time in the database. A
-change wakes it: here at once, and elsewhere through `Signals`. The first broker locks the
+change wakes it: here at once, and elsewhere by NOTIFY. The first broker locks the
 schedule's row (the others skip it), pushes what is due and advances `next_at`, in one transaction.
 So after a kill at any moment, a due time is either done or still due. The transaction id consists
 of the schedule and the due time.
@@ -34,20 +34,20 @@ from penstock.protocol import headers
 from penstock.queues.background.cron import Cron, due_until
 from penstock.queues.checks import check_name
 from penstock.queues.context import QueueContext
-from penstock.queues.transaction import CatalogSnapshot, Transactions
+from penstock.queues.transaction import QueueTransaction, Transactions
 from penstock.queues.types import Item, ItemOutcome
 
 log = logging.getLogger("penstock.queues")
 
 REFUSED_SECONDS = 5.0  # after a push that was refused
-FALLBACK_SECONDS = 60.0  # a look in case a notification was lost
+FALLBACK_SECONDS = 60.0  # in case a notification was lost
 SPREAD_SECONDS = 0.02  # brokers that wait for the same moment do not all come at once
 MAX_FIRINGS = 100  # before a change is refused, since more and more is due
-SCHEDULES_PER_LOOK = 100
+SCHEDULES_PER_STEP = 100
 KEPT_RUNS, SHOWN_RUNS = 10, 5
 
 DUE = f"""SELECT name FROM schedules WHERE look_at <= clock_timestamp()
-           ORDER BY look_at LIMIT {SCHEDULES_PER_LOOK}"""
+           ORDER BY look_at LIMIT {SCHEDULES_PER_STEP}"""
 DUE_LOCKED = """SELECT *, clock_timestamp() AS now FROM schedules
                  WHERE name = $1 AND look_at <= clock_timestamp() FOR UPDATE SKIP LOCKED"""
 LOCKED = "SELECT *, clock_timestamp() AS now FROM schedules WHERE name = $1 FOR UPDATE"
@@ -171,9 +171,10 @@ class Scheduler:
     async def run(self, name: str) -> ScheduleRun:
         """Push its message now. What is due stays due."""
 
-        async def work(connection: Any, snapshot: CatalogSnapshot) -> Fired:
+        async def work(transaction: QueueTransaction) -> Fired:
+            connection = transaction.connection
             row = _one(await connection.fetch(LOCKED, name), name)
-            fired = await self._push(connection, snapshot, row, [row["now"]])
+            fired = await self._push(transaction, row, [row["now"]])
             for run in fired.runs:
                 run.manual = True
             await connection.execute(
@@ -191,17 +192,18 @@ class Scheduler:
             rows = await self._database.fetch(DUE)
             for row in rows:
                 await self._fire_one(row["name"])
-            if len(rows) < SCHEDULES_PER_LOOK:
+            if len(rows) < SCHEDULES_PER_STEP:
                 return (await self._database.fetch(NEXT))[0]["s"]  # type: ignore[no-any-return]
 
     async def _fire_one(self, name: str) -> None:
-        async def work(connection: Any, snapshot: CatalogSnapshot) -> Fired:
+        async def work(transaction: QueueTransaction) -> Fired:
+            connection = transaction.connection
             row = await connection.fetchrow(DUE_LOCKED, name)
             if row is None:
                 return Fired([], [])  # another broker does it, or has done it
             cron = Cron(row["cron"], row["timezone"])
             due = due_until(cron, row["catch_up"], row["next_at"], row["now"])
-            fired = await self._push(connection, snapshot, row, due.times)
+            fired = await self._push(transaction, row, due.times)
             fired.runs = [
                 *(ScheduleRun(at, row["now"], _id(name, at), "skipped") for at in due.skipped),
                 *fired.runs,
@@ -219,26 +221,24 @@ class Scheduler:
             pass  # deleted meanwhile
 
     async def _transact(
-        self, name: str, work: Callable[[Any, CatalogSnapshot], Awaitable[Fired]]
+        self, name: str, work: Callable[[QueueTransaction], Awaitable[Fired]]
     ) -> Fired:
         """Run `work` in a transaction that may push to the schedule's queue."""
         row = _one(await self._database.read(READ, name), name)
-        fired = await self._transactions.attempt({(row["queue"], row["partition"])}, work)
+        fired = await self._transactions.attempt([_item(row)], work)
         self._transactions.count_and_wake(fired.pushed)
         return fired
 
-    async def _push(
-        self, connection: Any, snapshot: CatalogSnapshot, row: Any, times: list[datetime]
-    ) -> Fired:
+    async def _push(self, transaction: QueueTransaction, row: Any, times: list[datetime]) -> Fired:
         """Push a message per due time, all or none."""
-        template = self._keys.open_item(_item(row))
+        template = self._keys.decrypt_item(_item(row))
         items = [
             msgspec.structs.replace(template, transaction_id=_id(row["name"], at)) for at in times
         ]
         fired = Fired([], [])
         if not items:
             return fired
-        answers = await self._transactions.append(connection, snapshot, items)
+        answers = await transaction.append(items)
         for at, answer in zip(times, answers, strict=True):
             if answer.status == "full":
                 raise Full(f"queue '{answer.queue}' is full")
@@ -292,17 +292,17 @@ class Scheduler:
             wanted.queue,
             bytes(wanted.payload),
             wanted.partition,
-            _seal_id(name),
+            _item_id(name),
             headers=headers.encode(wanted.headers) if wanted.headers else None,
         )
         queue = await self._catalog.queue(wanted.queue)
-        sealed = queue is not None and queue.options.encryption_enabled
-        return self._keys.seal_item(item) if sealed else item
+        encrypted = queue is not None and queue.options.encryption_enabled
+        return self._keys.encrypt_item(item) if encrypted else item
 
     def _schedule(self, row: Any) -> Schedule:
         item = _item(row)
         try:
-            item = self._keys.open_item(item)
+            item = self._keys.decrypt_item(item)
         except MissingKey:  # others may have the key
             item = msgspec.structs.replace(item, payload=b"null", headers=None)
         next_runs = []
@@ -336,7 +336,7 @@ def _id(name: str, due: datetime) -> str:
     return f"schedule:{name}:{text}Z"
 
 
-def _seal_id(name: str) -> str:
+def _item_id(name: str) -> str:
     return f"schedule:{name}"
 
 
@@ -345,7 +345,7 @@ def _item(row: Any) -> Item:
         row["queue"],
         row["payload"],
         row["partition"],
-        _seal_id(row["name"]),
+        _item_id(row["name"]),
         key_id=row["key_id"],
         headers=row["headers"],
     )

@@ -14,11 +14,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
+from penstock.database import Database
 from penstock.database.batching import Batcher
 from penstock.errors import PenstockError
+from penstock.io.fs import Bytes
 from penstock.log.append_queue import AppendQueue
 from penstock.log.batches.format import BATCHES
 from penstock.log.commit import Appended, Entry, LogCommit
@@ -33,7 +35,6 @@ from penstock.log.producers import (
 )
 from penstock.log.segment import Write
 from penstock.protocol.ids import uuid7
-from penstock.topics.shared.calls import AppendAnswer, AppendCall, SharedCalls
 
 log = logging.getLogger("penstock.topics.shared")
 
@@ -47,6 +48,29 @@ MAX_FAILED = 10_000  # producers of a log whose failed batch is remembered
 OUR_FIRST = -(1 << 63)  # how sequence 0 of one of our producers is stored: all 64 bits are used
 OUR_EPOCH = -1
 KAFKA_SEQUENCES = 1 << 31
+
+
+class AppendCall(NamedTuple):
+    """The arguments of `shared_append`, a field per argument under its name without `p_`."""
+
+    commit: UUID
+    again: bool
+    wait: bool
+    logs: Sequence[int]
+    starts: Sequence[int]
+    counts: Sequence[int]
+    times: Sequence[int]
+    data: Sequence[Bytes]
+    producers: Sequence[bytes | None] | None = None
+    epochs: Sequence[int | None] | None = None
+    sequences: Sequence[int | None] | None = None
+    nexts: Sequence[int | None] | None = None
+    expected: Sequence[int | None] | None = None
+
+
+APPEND = "SELECT * FROM shared_append({})".format(
+    ", ".join(f"p_{name} => ${i}" for i, name in enumerate(AppendCall._fields, 1))
+)
 
 
 class NewBatch(NamedTuple):
@@ -87,15 +111,15 @@ class TurnOutcome:
 
 
 class Flusher:
-    """Makes the calls. `on_answer` is called with each answer."""
+    """Makes the calls. `on_answer` is called with the row that each returns."""
 
     def __init__(
         self,
-        calls: SharedCalls,
-        on_answer: Callable[[AppendAnswer], None],
+        database: Database,
+        on_answer: Callable[[Any], None],
         observe: Callable[[float], None],
     ) -> None:
-        self._calls = calls
+        self._database = database
         self._on_answer = on_answer
         self._observe = observe  # gets the seconds of each call
         self._together: Batcher[Turn, TurnOutcome] = Batcher(
@@ -127,18 +151,19 @@ class Flusher:
         began = time.perf_counter()
         ordered = sorted(turns, key=lambda turn: turn.appends.log_id)
         call = _arguments(ordered, again, wait)
-        answer = await self._calls.append(call)
+        [answer] = await self._database.fetch(APPEND, *call)
         self._observe(time.perf_counter() - began)
         self._on_answer(answer)
         outcomes = {}
-        for turn, start, end in zip(ordered, call.starts, answer.ends, strict=True):
+        statuses = answer["statuses"]
+        for turn, start, end in zip(ordered, call.starts, answer["ends"], strict=True):
             part = slice(start, start + len(turn.batches))
             outcomes[id(turn)] = TurnOutcome(
-                answer.offsets[part],
-                answer.statuses[part] if answer.statuses is not None else None,
-                answer.counts[part],
+                answer["offsets"][part],
+                statuses[part] if statuses is not None else None,
+                answer["counts"][part],
                 end,
-                answer.timeline,
+                answer["timeline"],
             )
         return [outcomes[id(turn)] for turn in turns]
 

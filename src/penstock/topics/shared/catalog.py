@@ -7,14 +7,17 @@ logs are also polled every `POLL_SECONDS`, and the catalog is read every `CATALO
 
 After a failover the server has a new timeline and may have lost the last appends. All caches are
 then dropped, and every log is read from the database again.
+
+A file has the catalog as it was last read, for a start while the database is down.
 """
 
 import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -22,10 +25,11 @@ import msgspec
 
 from penstock.config.schema import TopicsSettings
 from penstock.database import Database
-from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, StorageError, Unavailable
+from penstock.io.fs import DISK
 from penstock.io.tasks import cancelled, supervised
 from penstock.log.context import Instruments
-from penstock.log.layout import COMPACT, DELETE
+from penstock.log.layout import COMPACT, DELETE, pack_checked, parse_checked
 from penstock.log.limits import TopicLimits
 from penstock.log.verify import Finding
 from penstock.metrics import Metrics
@@ -33,14 +37,11 @@ from penstock.object_store import ObjectStore
 from penstock.protocol.ids import uuid7
 from penstock.protocol.names import check_name, partition_label
 from penstock.topics.shared.appends import Flusher
-from penstock.topics.shared.calls import AppendAnswer, SharedCalls
-from penstock.topics.shared.chunks import ChunkCache
-from penstock.topics.shared.context import SharedContext
+from penstock.topics.shared.chunks import ChunkCache, Row, SharedObjects
 from penstock.topics.shared.groups import SharedGroups
-from penstock.topics.shared.log import SharedLog
+from penstock.topics.shared.log import SharedContext, SharedLog
 from penstock.topics.shared.mover import Mover
 from penstock.topics.shared.nodes import SharedNodes
-from penstock.topics.shared.objects import SharedObjects
 from penstock.topics.shared.verify import check, report_of
 
 log = logging.getLogger("penstock.topics.shared")
@@ -52,6 +53,37 @@ MAX_NOTIFIED = 200  # logs per notice: the payload must be smaller than 8,000 by
 OLDER_BYTES = 32 << 20  # cached for readers that lag behind
 START_SECONDS = 10.0  # how long `start` waits for the catalog
 
+# All logs, or those of one topic.
+LOGS = """
+  SELECT l.id, l.topic, l.partition, encode(uuid_send(l.incarnation), 'hex') AS incarnation,
+         l.policy, l.limits, l.next_offset,
+         coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id = l.id
+                    ORDER BY b.last_offset LIMIT 1), l.next_offset) AS first_offset
+    FROM shared_logs l WHERE ($1::text IS NULL OR l.topic = $1) AND NOT l.moving
+   ORDER BY l.topic, l.partition"""
+SERVER = "SELECT clock_timestamp() AS now, shared_timeline() AS timeline"
+# The partitions that do not exist.
+CREATE = """
+  INSERT INTO shared_logs (topic, partition, incarnation, timeline, changed_at)
+  SELECT $1, n, coalesce((SELECT l.incarnation FROM shared_logs l WHERE l.topic = $1 LIMIT 1), $3),
+         shared_timeline(), clock_timestamp()
+    FROM generate_series(0, $2 - 1) n
+   WHERE NOT EXISTS (SELECT 1 FROM shared_logs l WHERE l.topic = $1 AND l.moving)
+      ON CONFLICT (topic, partition) DO NOTHING"""
+CONFIGURE = """
+  UPDATE shared_logs SET policy = coalesce($2, policy), limits = coalesce($3, limits)
+   WHERE topic = $1"""
+# What is left of it goes in steps (`mover`): an append never waits for that.
+DROP = """
+  WITH gone AS (DELETE FROM shared_logs WHERE topic = $1 AND NOT moving RETURNING id),
+       offsets AS (DELETE FROM shared_offsets o USING gone g WHERE o.log_id = g.id),
+       leases AS (DELETE FROM shared_leases o USING gone g WHERE o.log_id = g.id),
+       noted AS (INSERT INTO shared_removals (log_id, due_at)
+                 SELECT id, clock_timestamp() FROM gone)
+  SELECT id FROM gone"""
+ENDS = "SELECT id, next_offset FROM shared_logs WHERE id = ANY ($1)"
+NOTIFY = "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
+
 
 class SharedTopics:
     def __init__(
@@ -62,12 +94,13 @@ class SharedTopics:
         metrics: Metrics,
         store: ObjectStore | None = None,
         clock: Callable[[], float] = time.time,
+        saved: Path | None = None,
     ) -> None:
         self._clock = clock
-        self._database = database
+        self._saved = saved  # the file with the catalog
+        self.database = database
         self.groups = SharedGroups(database, settings.lease_time)
         self.nodes = SharedNodes(database, metrics)
-        self.calls = SharedCalls(database)
         self.settings = settings
         self._metrics = metrics
         self._logs: dict[str, SharedLog] = {}  # by label
@@ -80,29 +113,28 @@ class SharedTopics:
         self._unannounced = asyncio.Event()  # there is something to announce
         self._stale = asyncio.Event()  # the catalog must be read
         self._loaded = asyncio.Event()  # the catalog was read at least once
-        self._targets: dict[int, int] = {}  # ends of logs that other brokers appended to
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._timeline: int | None = None
         self._rewind = False  # the timeline has changed since the catalog was read
         self._clock_offset = 0.0  # seconds by which the database's clock is ahead of ours
         self._tasks: list[asyncio.Task[None]] = []
-        self._on_delete: list[Callable[[SharedLog], None]] = []
-        self._on_create: list[Callable[[str], None]] = []
+        self.on_create: Callable[[str], None] = lambda _: None  # gets the name of each new log
+        # Gets each log that is deleted, here or by another broker.
+        self.on_delete: Callable[[SharedLog], None] = lambda _: None
         flush_seconds = metrics.histogram(
             "penstock_shared_flush_seconds", "Time of one call that appends to shared topics"
         )
         self.context = SharedContext(
-            calls=self.calls,
-            flusher=Flusher(self.calls, self._note_answer, flush_seconds.observe),
+            database=database,
+            settings=settings,
+            flusher=Flusher(database, self._note_answer, flush_seconds.observe),
+            objects=SharedObjects(store),
             recent=ChunkCache(settings.shared_cache),
             older=ChunkCache(min(OLDER_BYTES, settings.shared_cache)),
-            max_record=settings.max_record,
-            grace=settings.tier_grace,
             instruments=instruments,
             now=lambda: int((clock() + self._clock_offset) * 1e6),
             announce=self._announce,
             on_gone=self._stale.set,
-            objects=SharedObjects(store),
             configure=self.configure,
         )
         self.mover = Mover(
@@ -129,18 +161,56 @@ class SharedTopics:
         )
 
     async def start(self) -> None:
-        """Read the catalog. If the database is down, wait for it in the background."""
+        """Read the catalog. If the database is down, read the file, and wait for the database in
+        the background.
+        """
         self._tasks = [
             supervised("shared topics' catalog", self._keep_reading, self._metrics),
             supervised("shared topics' notices", self._keep_announcing, self._metrics),
             supervised("shared topics' watch", self._keep_polling, self._metrics),
         ]
         self._stale.set()
-        await self._database.listen(self._channel, self._receive)
+        await self.database.listen(self._channel, self._receive)
         await self.mover.start()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(START_SECONDS if self._database.healthy else 0):
+        try:
+            async with asyncio.timeout(START_SECONDS if self.database.healthy else 0):
                 await self._loaded.wait()
+        except TimeoutError:
+            self._restore()
+
+    def _restore(self) -> None:
+        """Add the logs that the file names."""
+        try:
+            text = parse_checked(self._saved.read_bytes()) if self._saved is not None else None
+        except OSError:
+            return  # the database has never been reached
+        if text is not None:
+            self._timeline, rows = json.loads(text)
+            self._add(rows)
+            self._rewind = True  # the ends are those of that time
+            self._loaded.set()
+
+    async def _save(self) -> None:
+        if self._saved is None or not self._loaded.is_set():
+            return
+        rows = [
+            {
+                "id": one.log_id,
+                "topic": one.topic,
+                "partition": one.partition,
+                "incarnation": one.incarnation,
+                "policy": one.policy,
+                "limits": msgspec.json.encode(one.limits).decode(),
+                "first_offset": one.first_offset,
+                "next_offset": one.next_offset,
+            }
+            for one in self._logs.values()
+        ]
+        text = pack_checked(json.dumps([self._timeline, rows]))
+        try:
+            await self.context.objects.run(DISK.replace, self._saved, text)
+        except StorageError as error:  # it is saved again with the next catalog
+            log.warning("the list of shared topics is not saved: %s", error)
 
     @property
     def timeline(self) -> int:
@@ -160,6 +230,7 @@ class SharedTopics:
             await cancelled(task)
         with suppress(Unavailable, asyncpg.PostgresError):
             await self._notify()
+        await self._save()
         self.context.objects.stop()
 
     # Topics by name
@@ -178,8 +249,11 @@ class SharedTopics:
 
     async def find(self, topic: str) -> SharedLog | None:
         """Return the topic if it exists, even if another broker has just created it."""
-        if topic not in self._partitions and self._database.healthy:
-            self._add(await self.calls.logs(topic))
+        if topic not in self._partitions:
+            if self.database.healthy:
+                self._add(await self.database.read(LOGS, topic))
+            elif not self._loaded.is_set():
+                raise Unavailable(f"it is not known yet whether topic {topic!r} is a shared one")
         return self._logs.get(topic)
 
     async def create(self, topic: str, partitions: int) -> SharedLog:
@@ -187,7 +261,7 @@ class SharedTopics:
         existing = self._logs.get(topic)
         if existing is not None:
             return existing
-        await self.calls.create(topic, partitions, uuid7())
+        await self.database.read(CREATE, topic, partitions, uuid7())
         await self.announce_topic(topic)
         if topic not in self._logs:
             raise Unavailable(f"topic {topic!r} is being moved here by another broker")
@@ -198,16 +272,16 @@ class SharedTopics:
             raise InvalidRequest(
                 f"topic {topic!r} has {self.partitions(topic)} partitions; none can be removed"
             )
-        await self.calls.create(topic, count, uuid7())
+        await self.database.read(CREATE, topic, count, uuid7())
         await self.announce_topic(topic)
 
     async def announce_topic(self, topic: str) -> None:
         """Serve a new or changed topic, and announce it to the other brokers."""
-        self._add(await self.calls.logs(topic))
+        self._add(await self.database.read(LOGS, topic))
         self._announce_change()
 
     async def delete(self, topic: str) -> None:
-        if not await self.calls.delete(topic) and topic not in self._partitions:
+        if not await self.database.read(DROP, topic) and topic not in self._partitions:
             raise NotFound(f"topic {topic!r} does not exist")
         self._drop(topic)
         self._announce_change()
@@ -217,22 +291,15 @@ class SharedTopics:
         if policy not in (None, DELETE, COMPACT):
             raise InvalidRequest(f"a topic's policy is {DELETE!r} or {COMPACT!r}, not {policy!r}")
         packed = None if limits is None else msgspec.json.encode(limits).decode()
-        await self.calls.configure(topic, policy, packed)
+        await self.database.read(CONFIGURE, topic, policy, packed)
         await self.announce_topic(topic)
-
-    def on_delete(self, callback: Callable[[SharedLog], None]) -> None:
-        """Call `callback` with each log that is deleted, here or by another broker."""
-        self._on_delete.append(callback)
-
-    def on_create(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the name of each new log."""
-        self._on_create.append(callback)
 
     def _announce_change(self) -> None:
         self._changed = True
         self._unannounced.set()
+        self._stale.set()  # so that the file has it, too
 
-    def _add(self, rows: list[Any], *, rewind: bool = False) -> None:
+    def _add(self, rows: Sequence[Row], *, rewind: bool = False) -> None:
         """Add or update these logs. With `rewind`, their ends may have moved back."""
         for row in rows:
             existing = self._by_id.get(row["id"])
@@ -241,7 +308,7 @@ class SharedTopics:
                 existing.first_offset = max(existing.first_offset, row["first_offset"])
                 if rewind:
                     existing.next_offset = row["next_offset"]
-                existing.advance(row["next_offset"])
+                self._advance(existing, row["next_offset"])
                 continue
             shared = SharedLog(row, self.context)
             before = self._logs.get(shared.name)
@@ -253,8 +320,7 @@ class SharedTopics:
             self._partitions[shared.topic] = max(
                 self._partitions.get(shared.topic, 0), shared.partition + 1
             )
-            for callback in self._on_create:
-                callback(shared.name)
+            self.on_create(shared.name)
 
     def _drop(self, topic: str) -> None:
         for number in range(self._partitions.pop(topic, 0)):
@@ -265,8 +331,7 @@ class SharedTopics:
     def _forget(self, shared: SharedLog) -> None:
         self._by_id.pop(shared.log_id, None)
         shared.mark_deleted()
-        for callback in self._on_delete:
-            callback(shared)
+        self.on_delete(shared)
 
     async def _keep_reading(self) -> None:
         while True:
@@ -274,7 +339,7 @@ class SharedTopics:
                 async with asyncio.timeout(CATALOG_SECONDS):
                     await self._stale.wait()
             self._stale.clear()
-            await self._database.recovered()
+            await self.database.recovered()
             try:
                 await self.read_catalog()
             except (Unavailable, asyncpg.PostgresError) as error:
@@ -284,27 +349,28 @@ class SharedTopics:
 
     async def read_catalog(self) -> None:
         """Read the catalog."""
-        existing = set(self._by_id)
-        server = await self.calls.server()
+        existing = list(self._by_id.values())  # one that is created meanwhile may be in no row
+        [server] = await self.database.read(SERVER)
         self._clock_offset = server["now"].timestamp() - self._clock()
         self._check_timeline(server["timeline"])
+        rows = await self.database.read(LOGS, None)
+        if self._rewind:
+            self._clear_caches()
         rewind, self._rewind = self._rewind, False
-        rows = await self.calls.logs()
-        self._add(rows, rewind=rewind)
-        stored = {row["id"] for row in rows}
-        for log_id in existing - stored:
-            shared = self._by_id.get(log_id)
-            if shared is not None and shared.topic in self._partitions:
+        stored = {(row["id"], row["incarnation"]) for row in rows}
+        for shared in existing:
+            gone = (shared.log_id, shared.incarnation) not in stored
+            if gone and self._logs.get(shared.name) is shared:
                 self._drop(shared.topic)
-                if any(row["topic"] == shared.topic for row in rows):
-                    self._add([row for row in rows if row["topic"] == shared.topic])
+        self._add(rows, rewind=rewind)
         self._loaded.set()
+        await self._save()
 
     # Appends of other brokers
 
-    def _note_answer(self, answer: AppendAnswer) -> None:
-        self._clock_offset = answer.at.timestamp() - self._clock()
-        self._check_timeline(answer.timeline)
+    def _note_answer(self, answer: Row) -> None:
+        self._clock_offset = answer["at"].timestamp() - self._clock()
+        self._check_timeline(answer["timeline"])
 
     def _check_timeline(self, timeline: int) -> None:
         """Drop all caches if the server's timeline has changed."""
@@ -317,11 +383,14 @@ class SharedTopics:
                 timeline,
                 self._timeline,
             )
-            self.context.recent.clear()
-            self.context.older.clear()
+            self._clear_caches()
             self._rewind = True
             self._stale.set()
         self._timeline = timeline
+
+    def _clear_caches(self) -> None:
+        self.context.recent.clear()
+        self.context.older.clear()
 
     def _announce(self, log_id: int, end: int) -> None:
         self._ends[log_id] = end
@@ -343,7 +412,7 @@ class SharedTopics:
         items = list(ends.items())
         for i in range(0, max(1, len(items)), MAX_NOTIFIED):
             payload = json.dumps([self._broker, changed, items[i : i + MAX_NOTIFIED]])
-            await self.calls.notify(self._channel, payload)
+            await self.database.fetch(NOTIFY, self._channel, payload)
             self._notices.add(1, "sent")
 
     def _receive(self, payload: str | None) -> None:
@@ -370,15 +439,14 @@ class SharedTopics:
         if not shared.watched:
             shared.advance(end)
             return
-        self._targets[shared.log_id] = max(end, self._targets.get(shared.log_id, 0))
+        shared.announced = max(end, shared.announced)
         if shared.log_id not in self._catching_up:
             task = asyncio.get_running_loop().create_task(self._catch_up(shared))
             self._catching_up[shared.log_id] = task
 
     async def _catch_up(self, shared: SharedLog) -> None:
         try:
-            while (end := self._targets.pop(shared.log_id, 0)) > shared.next_offset:
-                await shared.catch_up(end)
+            await shared.catch_up()
         except (PenstockError, asyncpg.PostgresError) as error:
             log.info("topic %s: new records will be read at the next poll: %s", shared.name, error)
         finally:
@@ -388,10 +456,10 @@ class SharedTopics:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             watched = [one.log_id for one in self._by_id.values() if one.watched]
-            if not watched or not self._database.healthy:
+            if not watched or not self.database.healthy:
                 continue
             try:
-                rows = await self.calls.ends(watched)
+                rows = await self.database.read(ENDS, watched)
             except (Unavailable, asyncpg.PostgresError):
                 continue  # until the next poll
             for row in rows:
@@ -403,10 +471,10 @@ class SharedTopics:
 
     async def scrub(self) -> AsyncIterator[tuple[int, list[Finding]]]:
         """Check all logs, if this broker runs the mover. Yield bytes and findings."""
-        for row in await self.calls.logs() if self.mover.active else []:
+        for row in await self.database.read(LOGS, None) if self.mover.active else []:
             report = report_of(row)
             async for size in check(
-                row["id"], report, self._database.browse, self.context.objects.read
+                row["id"], report, self.database.browse, self.context.objects.read
             ):
                 findings, report.findings = report.findings, []
                 for finding in findings:

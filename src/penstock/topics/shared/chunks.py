@@ -1,17 +1,42 @@
-"""The record batches of shared logs that a broker has in memory.
+"""The record batches of shared logs: cached in memory, and in object storage.
 
-A chunk has the batches of one row of the database, or of one object. It covers the offsets from
-`start` on: between `start` and `base` there are none (compaction, a failover). A cache has at most
-so many bytes and drops the least recently used chunk first. The chunks of a deleted log are dropped
-because nobody uses them.
+Rows of the database name the objects. Their names contain their offsets, so that brokers can read
+them while the database is down:
+
+    shared/INCARNATION/PARTITION/LAST-BASE-ID[.compact]
+
+LAST and BASE are offsets of 20 digits. Objects never change. An object that was replaced, or that a
+killed mover left behind, has the same records, and also those that compaction has removed since.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.errors import Unavailable
+from penstock.io.tasks import in_pool
+from penstock.object_store import ObjectStore
+from penstock.protocol.ids import uuid7
+from penstock.protocol.kafka_batch import assigned, checked
+
+T = TypeVar("T")
+Row = Any  # asyncpg.Record, whose columns are read by name
+
+READERS = 8  # concurrent reads from object storage
+CANDIDATES = 50  # objects with an offset or behind it that are listed
+COMPACTED = ".compact"  # how the names of compacted objects end
+_OFFSETS = re.compile(r"(\d{20})-(\d{20})-")
 
 
 class Chunk(NamedTuple):
+    """The batches of one row of the database, or of one object.
+
+    Between `start` and `base` there are no records (compaction, a failover).
+    """
+
     start: int  # the offset after the chunk before
     base: int
     end: int  # the offset after its last
@@ -19,7 +44,10 @@ class Chunk(NamedTuple):
 
 
 class ChunkCache:
-    """Chunks of many logs by offset."""
+    """Chunks of many logs by offset: at most `limit` bytes, the least recently used goes first.
+
+    The chunks of a deleted log go because nobody uses them.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit  # bytes
@@ -64,3 +92,59 @@ class ChunkCache:
         self._chunks.clear()
         self._starts.clear()
         self.size = 0
+
+
+def new_name(directory: str, base: int, end: int, *, compacted: bool = False) -> str:
+    return f"{directory}{end - 1:020}-{base:020}-{uuid7().hex}{COMPACTED if compacted else ''}"
+
+
+class SharedObjects:
+    """The object store, if there is one. Its calls block and run in threads."""
+
+    def __init__(self, store: ObjectStore | None) -> None:
+        self.store = store
+        self._threads = ThreadPoolExecutor(READERS, "shared-read")
+
+    async def run(self, call: Callable[..., T], *args: object) -> T:
+        return await in_pool(self._threads, call, *args)
+
+    async def read(self, name: str, position: int, size: int) -> bytes:
+        if self.store is None:
+            raise Unavailable(f"{name} is in object storage, and this broker has no topics.tier")
+        return await self.run(self.store.read_range, name, position, size)
+
+    async def write(self, name: str, parts: Sequence[bytes]) -> None:
+        def write(store: ObjectStore) -> None:
+            store.write(name, parts)
+            store.sync([name])
+
+        assert self.store is not None
+        await self.run(write, self.store)
+
+    async def find(self, directory: str, offset: int) -> Chunk | None:
+        """Return the object of a log that has this offset, or the first one behind it."""
+        if self.store is None:
+            return None
+        after = f"{directory}{offset:020}"
+        listed = await self.run(self.store.list_first, directory, after, CANDIDATES)
+        candidates = []
+        for name, size, _ in listed:
+            if match := _OFFSETS.match(name.removeprefix(directory)):
+                last, base = map(int, match.groups())
+                candidates.append((max(base, offset), base, last + 1, name, size))
+        if not candidates:
+            return None
+        _, base, end, name, size = min(candidates)
+        data = checked(await self.read(name, 0, size), base, end)
+        return Chunk(min(offset, base), base, end, data)
+
+    def stop(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def read_row(row: Row, read: Callable[[str, int, int], Awaitable[bytes]]) -> bytes:
+    """Return the batches that a row has, or that it refers to in an object. Raises `Damaged`."""
+    base, end = row["base_offset"], row["last_offset"] + 1
+    if row["object"] is None:
+        return checked(assigned(row["data"], base, row["timeline"]), base, end)
+    return checked(await read(row["object"], row["position"], row["size"]), base, end)

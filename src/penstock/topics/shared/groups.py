@@ -1,9 +1,7 @@
 """Groups on shared topics: offsets and leases in PostgreSQL, so that every broker serves them all.
 
-A group of Kafka clients has a coordinator: the broker that knows its members. A row names it.
-When that broker is gone, another one becomes coordinator and the members join again. Each change
-increments the epoch, and a commit for members carries the epoch: a broker that was frozen cannot
-commit for members that have moved to another coordinator.
+A commit for members of Kafka clients has the epoch of their coordinator (`nodes`): a broker that
+was frozen cannot commit for members that have moved to another one.
 """
 
 import time
@@ -167,17 +165,6 @@ class SharedGroups:
         """Delete the group, on all logs or on one."""
         if not await self._database.read(DELETE, group, log.log_id if log else None):
             raise NotFound(f"group {group!r} does not exist")
-
-    # Coordinators
-
-    async def coordinator(
-        self, group: str, suggested: int, alive: Sequence[int]
-    ) -> tuple[int, int]:
-        """Return the group's coordinator and epoch. If it is not `alive`, appoint `suggested`."""
-        [row] = await self._database.read(
-            "SELECT * FROM shared_coordinate($1, $2, $3)", group, suggested, alive
-        )
-        return row["node_id"], row["epoch"]
 
 
 def _uuid(lease_id: str) -> UUID:

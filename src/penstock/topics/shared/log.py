@@ -11,32 +11,62 @@ behind them. An offset behind the end is refused only after the database was ask
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from penstock.config.schema import TopicsSettings
+from penstock.database import Database
 from penstock.errors import InvalidOffset, NotFound, Unavailable
 from penstock.log.append_queue import AppendsThrough
 from penstock.log.batches.decode import decode_batches
 from penstock.log.batches.format import BATCHES
 from penstock.log.batches.segment import batch_of
+from penstock.log.context import Instruments
 from penstock.log.limits import TopicLimits
 from penstock.log.segment import Batch, FetchedBatches, Segment, empty_batch
 from penstock.log.tier.cache import NotCached
 from penstock.log.tier.manifest import TierManifest
-from penstock.protocol.kafka_batch import BatchHead, assigned, batches_in, checked
+from penstock.protocol.kafka_batch import BatchHead, assigned, batches_in
 from penstock.protocol.names import partition_label
-from penstock.topics.shared.appends import SharedAppends
-from penstock.topics.shared.calls import SharedUsage
-from penstock.topics.shared.chunks import Chunk
-from penstock.topics.shared.context import SharedContext
+from penstock.topics.shared.appends import Flusher, SharedAppends
+from penstock.topics.shared.chunks import Chunk, ChunkCache, Row, SharedObjects, read_row
 from penstock.topics.subscriptions import Subscriptions
 
 T = TypeVar("T")
 
 LOAD_BYTES = 1 << 20  # of one read from the database, of which the last batch may be beyond it
 MAX_LOADS = 64  # of one read, which may need several logs
+
+READ = "SELECT * FROM shared_read($1, $2, $3)"
+USAGE = """
+  SELECT count(*) FILTER (WHERE object IS NULL) AS head_rows,
+         coalesce(sum(size) FILTER (WHERE object IS NULL), 0)::bigint AS head_bytes,
+         coalesce(extract(epoch FROM clock_timestamp()
+                          - min(appended_at) FILTER (WHERE object IS NULL)), 0)::float8 AS head_age,
+         count(object) AS tiered_ranges,
+         coalesce(sum(size) FILTER (WHERE object IS NOT NULL), 0)::bigint AS tiered_bytes,
+         max(last_offset) FILTER (WHERE object IS NOT NULL) + 1 AS tiered_until
+    FROM shared_batches WHERE log_id = $1"""
+
+
+@dataclass(slots=True, kw_only=True)
+class SharedContext:
+    """What all shared logs of a broker use."""
+
+    database: Database
+    settings: TopicsSettings
+    flusher: Flusher
+    objects: SharedObjects
+    recent: ChunkCache  # appended by this broker, or loaded for subscribers
+    older: ChunkCache  # loaded for readers that lag: they evict no newer ones
+    instruments: Instruments
+    now: Callable[[], int]  # microseconds since 1970, by the database's clock
+    announce: Callable[[int, int], None]  # tell other brokers this log's end
+    on_gone: Callable[[], None]  # a log does not exist any more: the catalog must be read
+    configure: Callable[[str, str | None, TopicLimits | None], Awaitable[None]]  # a topic
 
 
 class NotLoaded(NotCached):
@@ -45,6 +75,16 @@ class NotLoaded(NotCached):
     def __init__(self, load: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
         self.load = load
+
+
+async def drop_batches(database: Database, log_id: int, offset: int, grace: float) -> int:
+    """Delete the batches of a log that end before this offset. Return how many."""
+    total, dropped = 0, 1
+    while dropped:
+        [row] = await database.read("SELECT shared_drop($1, $2, $3)", log_id, offset, grace)
+        dropped = row[0]
+        total += dropped
+    return total
 
 
 async def read_loading(read: Callable[[], T]) -> T:
@@ -75,10 +115,11 @@ class SharedLog(AppendsThrough):
         self.partition: int = row["partition"]
         self.name = partition_label(self.topic, self.partition)
         self.log_id: int = row["id"]
-        self.incarnation: str = row["incarnation"].hex
+        self.incarnation: str = row["incarnation"]
         self.directory = f"shared/{self.incarnation}/{self.partition}/"  # of its objects
         self.first_offset: int = row["first_offset"]  # the latest that was read, as the next one
         self.next_offset: int = row["next_offset"]
+        self.announced = 0  # the end, as another broker said
         self.size_bytes = 0  # of the last `measure`, as is the damage
         self.damage: list[dict[str, Any]] = []
         self._context = context
@@ -91,7 +132,7 @@ class SharedLog(AppendsThrough):
             self.name,
             self.log_id,
             context.flusher,
-            max_record=context.max_record,
+            max_record=context.settings.max_record,
             now=context.now,
             instruments=context.instruments,
             on_commit=self._committed,
@@ -102,7 +143,7 @@ class SharedLog(AppendsThrough):
     def apply_settings(self, row: Any) -> None:
         self.policy: str = row["policy"]
         self.limits = msgspec.json.decode(row["limits"], type=TopicLimits)
-        self.appends.max_record = self.limits.max_record or self._context.max_record
+        self.appends.max_record = self.limits.max_record or self._context.settings.max_record
 
     # Appending
 
@@ -228,7 +269,10 @@ class SharedLog(AppendsThrough):
         return self.next_offset
 
     async def _find_time(self, milliseconds: int) -> None:
-        self._times[milliseconds] = await self._context.calls.offset_at(self.log_id, milliseconds)
+        [row] = await self._context.database.browse(
+            "SELECT shared_offset_at($1, $2) AS base", self.log_id, milliseconds
+        )
+        self._times[milliseconds] = row["base"]
 
     def records_from(self, offset: int) -> int:
         """Return the number of records, or more: compaction and failovers leave offsets out."""
@@ -290,15 +334,22 @@ class SharedLog(AppendsThrough):
 
     async def end_of_timeline(self, timeline: int) -> int:
         """Return the offset after the last record of this timeline, or of one before it."""
-        gaps = await self._context.calls.gaps(self.log_id)
-        ends = [gap["gap_start"] for gap in gaps if gap["timeline"] >= timeline]
+        ends = [gap["gap_start"] for gap in await self.gaps() if gap["timeline"] >= timeline]
         return min(ends, default=self.next_offset)
 
-    async def measure(self) -> SharedUsage:
-        """Read the size, and what failovers lost. Only people ask for these."""
+    async def gaps(self) -> list[Any]:
+        """Return the offsets that were left out because a failover may have lost their records."""
+        return await self._context.database.browse(
+            "SELECT * FROM shared_gaps WHERE log_id = $1 ORDER BY gap_start", self.log_id
+        )
+
+    async def measure(self) -> Row:
+        """Read the size, and what failovers lost. Only people ask for these. Return the row of
+        `USAGE`.
+        """
         await self.refresh()
-        usage = await self._context.calls.usage(self.log_id)
-        self.size_bytes = usage.head_bytes + usage.tiered_bytes
+        [usage] = await self._context.database.browse(USAGE, self.log_id)
+        self.size_bytes = usage["head_bytes"] + usage["tiered_bytes"]
         self.damage = [
             {
                 "outcome": "lost",
@@ -308,7 +359,7 @@ class SharedLog(AppendsThrough):
                 f"{gap['gap_start']} in a failover",
                 "at": gap["at"].isoformat(),
             }
-            for gap in await self._context.calls.gaps(self.log_id)
+            for gap in await self.gaps()
         ]
         return usage
 
@@ -319,14 +370,16 @@ class SharedLog(AppendsThrough):
     async def _load(self, offset: int, *, recent: bool = False) -> None:
         """Load batches from `offset` on."""
         context = self._context
+        query = context.database.read if recent else context.database.browse
         try:
-            rows = await context.calls.read(self.log_id, offset, LOAD_BYTES, behind=not recent)
+            rows = await query(READ, self.log_id, offset, LOAD_BYTES)
         except Unavailable:
-            found = await context.objects.find(self.directory, offset)
-            if found is None or offset >= self.next_offset:
+            if offset >= self.next_offset:
                 raise
-            base, end, name, size = found
-            context.older.put(self.log_id, await self._fetch(offset, base, end, name, 0, size))
+            found = await context.objects.find(self.directory, offset)
+            if found is None:
+                raise
+            context.older.put(self.log_id, found)
             return
         if not rows:
             context.on_gone()
@@ -337,32 +390,22 @@ class SharedLog(AppendsThrough):
         for row in rows:
             if row["base_offset"] is None:
                 break
-            base, end = row["base_offset"], row["last_offset"] + 1
-            if row["object"] is None:
-                data = assigned(row["data"], base, row["timeline"])
-                chunks.append(Chunk(min(at, base), base, end, data))
-            elif chunks:
+            if row["object"] is not None and chunks:
                 break  # one range of the store at a time
-            else:
-                place = (row["object"], row["position"], row["size"])
-                chunks.append(await self._fetch(at, base, end, *place))
+            base, end = row["base_offset"], row["last_offset"] + 1
+            try:
+                data = await read_row(row, context.objects.read)
+            except NotFound as error:
+                raise Unavailable(
+                    f"offsets {base} to {end - 1} of topic {self.name!r} have just left "
+                    f"{row['object']}: try again"
+                ) from error
+            chunks.append(Chunk(min(at, base), base, end, data))
             at = end
         cache = context.recent if recent else context.older
         for chunk in reversed(chunks):  # the first one is used most recently
             cache.put(self.log_id, chunk)
         self.advance(rows[0]["next_offset"])
-
-    async def _fetch(
-        self, start: int, base: int, end: int, name: str, position: int, size: int
-    ) -> Chunk:
-        try:
-            stored = await self._context.objects.read(name, position, size)
-        except NotFound as error:
-            raise Unavailable(
-                f"offsets {base} to {end - 1} of topic {self.name!r} have just left {name}: "
-                "try again"
-            ) from error
-        return Chunk(min(start, base), base, end, checked(stored, base, end))
 
     # Watching
 
@@ -396,10 +439,10 @@ class SharedLog(AppendsThrough):
         finally:
             self._subscribers -= 1
 
-    async def catch_up(self, end: int) -> None:
-        """Load what other brokers appended up to `end`, for subscribers."""
+    async def catch_up(self) -> None:
+        """Load what other brokers appended up to `announced`, for subscribers."""
         before = -1
-        while before < self.next_offset < end and not self.appends.deleted:
+        while before < self.next_offset < self.announced and not self.appends.deleted:
             before = self.next_offset
             await self._load(before, recent=True)
 
@@ -415,12 +458,11 @@ class SharedLog(AppendsThrough):
 
     async def drop_before(self, offset: int) -> int:
         """Delete the batches that end before this offset. Return how many."""
-        total = 0
-        drop = self._context.calls.drop_before
-        while dropped := await drop(self.log_id, offset, self._context.grace):
-            total += dropped
+        dropped = await drop_batches(
+            self._context.database, self.log_id, offset, self._context.settings.tier_grace
+        )
         await self.refresh()
-        return total
+        return dropped
 
     # Ending
 

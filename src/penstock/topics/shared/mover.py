@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
 import asyncpg
 
@@ -35,10 +34,9 @@ from penstock.log.batches.by_key import LatestOffsets
 from penstock.log.layout import COMPACT
 from penstock.metrics import Metrics
 from penstock.protocol.ids import uuid7
-from penstock.protocol.kafka_batch import assigned, batches_in, checked
-from penstock.topics.shared.calls import SharedCalls
-from penstock.topics.shared.log import SharedLog
-from penstock.topics.shared.objects import COMPACTED, SharedObjects, new_name
+from penstock.protocol.kafka_batch import batches_in
+from penstock.topics.shared.chunks import COMPACTED, Row, SharedObjects, new_name, read_row
+from penstock.topics.shared.log import SharedLog, drop_batches
 
 log = logging.getLogger("penstock.topics.shared")
 
@@ -55,21 +53,15 @@ MIN_DIRTY_SHARE = 0.5  # of the moved bytes, from which on a pass of compaction 
 RENEW = """
   UPDATE shared_mover SET holder = $1, until = clock_timestamp() + make_interval(secs => $2)
    WHERE holder = $1 OR until < clock_timestamp() RETURNING holder"""
-CANDIDATES = f"""
-  SELECT base_offset, last_offset, records, newest, timeline, data, object, position, size,
+ROWS = """
+  SELECT base_offset, last_offset, newest, timeline, data, object, position, size,
          extract(epoch FROM clock_timestamp() - appended_at)::float8 AS age
-    FROM shared_batches
-   WHERE log_id = $1 AND last_offset >= $2 ORDER BY last_offset LIMIT {MAX_ROWS}"""
-BEFORE = """
-  SELECT base_offset, last_offset, records, newest, timeline, data, object, position, size
-    FROM shared_batches b
-   WHERE log_id = $1 AND last_offset < $2
+    FROM shared_batches WHERE log_id = $1 AND {} ORDER BY last_offset"""
+CANDIDATES = ROWS.format("last_offset >= $2") + f" LIMIT {MAX_ROWS}"
+BEFORE = ROWS.format("""last_offset < $2
      AND object = (SELECT o.object FROM shared_batches o WHERE o.log_id = $1 AND o.last_offset < $2
-                    ORDER BY o.last_offset DESC LIMIT 1)
-   ORDER BY last_offset"""
-MOVED = """
-  SELECT base_offset, last_offset, records, newest, timeline, object, position, size
-    FROM shared_batches WHERE log_id = $1 AND object IS NOT NULL ORDER BY last_offset"""
+                    ORDER BY o.last_offset DESC LIMIT 1)""")
+MOVED = ROWS.format("object IS NOT NULL")
 REPLACE = "SELECT shared_replace($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 NOTE = """INSERT INTO shared_removals (object, due_at)
           VALUES ($1, clock_timestamp() + make_interval(secs => $2))"""
@@ -106,11 +98,9 @@ class Mover:
         metrics: Metrics,
     ) -> None:
         self._database = database
-        self._calls = SharedCalls(database)
         self._settings = settings
         self._logs = logs
-        self._store = objects.store
-        self._run = objects.run  # what blocks, in a thread
+        self._objects = objects
         self._now = now
         self._metrics = metrics
         self._name = uuid7().hex
@@ -178,10 +168,8 @@ class Mover:
         for shared in self._logs():
             try:
                 await self._retain(shared)
-                if (
-                    self._store is not None
-                    and self._moved_ends.get(shared.log_id) != shared.next_offset
-                ):
+                moved = self._moved_ends.get(shared.log_id) == shared.next_offset
+                if self._objects.store is not None and not moved:
                     lag = max(lag, await self._move_old(shared))
                     if shared.policy == COMPACT:
                         await self._compact(shared)
@@ -211,13 +199,13 @@ class Mover:
                 return late
             late = max(late, float(rows[-1]["age"]) - self._settings.tier_delay)
             self._lag = max(self._lag, late)  # if it cannot be moved, it gets later and later
-            parts = [await self._batches(row) for row in rows]
+            parts = [await read_row(row, self._objects.read) for row in rows]
             if not await self._replace(shared, rows, parts) or not await self._renew():
                 return late
 
-    async def _next_rows(self, shared: SharedLog, offset: int) -> list[Any]:
+    async def _next_rows(self, shared: SharedLog, offset: int) -> list[Row]:
         """Return the rows from `offset` on that are old enough and fit an object."""
-        rows: list[Any] = []
+        rows: list[Row] = []
         size = 0
         for one in await self._database.browse(CANDIDATES, shared.log_id, offset):
             full = size + one["size"] > OBJECT_BYTES
@@ -233,19 +221,10 @@ class Mover:
             return [*before, *rows]
         return rows
 
-    async def _batches(self, row: Any) -> bytes:
-        """Return the batches that a row stands for."""
-        assert self._store is not None
-        base, end = row["base_offset"], row["last_offset"] + 1
-        if row["object"] is None:
-            return checked(assigned(row["data"], base, row["timeline"]), base, end)
-        place = (row["object"], row["position"], row["size"])
-        return checked(await self._run(self._store.read_range, *place), base, end)
-
     async def _replace(
         self,
         shared: SharedLog,
-        rows: Sequence[Any],
+        rows: Sequence[Row],
         parts: Sequence[bytes],
         *,
         compacted: bool = False,
@@ -254,8 +233,7 @@ class Mover:
         base, end = rows[0]["base_offset"], rows[-1]["last_offset"] + 1
         name = new_name(shared.directory, base, end, compacted=compacted)
         await self._database.fetch(NOTE, name, ORPHAN_SECONDS)
-        await self._run(self._write, name, parts)
-        ranges = _ranges(rows, parts)
+        await self._objects.write(name, parts)
         try:
             await self._database.fetch(
                 REPLACE,
@@ -263,7 +241,7 @@ class Mover:
                 name,
                 [row["last_offset"] for row in rows],
                 [row["object"] for row in rows],
-                *map(list, zip(*ranges, strict=True)),
+                *map(list, zip(*_ranges(rows, parts), strict=True)),
                 self._settings.tier_grace,
             )
         except asyncpg.RaiseError as error:
@@ -271,11 +249,6 @@ class Mover:
             return False
         self._moved.add(sum(map(len, parts)))
         return True
-
-    def _write(self, name: str, parts: Sequence[bytes]) -> None:
-        assert self._store is not None
-        self._store.write(name, parts)
-        self._store.sync([name])
 
     # Compaction
 
@@ -286,19 +259,18 @@ class Mover:
         if not dirty or dirty < MIN_DIRTY_SHARE * sum(one["size"] for one in rows):
             return
         latest = LatestOffsets(self._now() / 1e6)
+        run, read = self._objects.run, self._objects.read
         for row in rows:
-            await self._run(_note_keys, latest, await self._batches(row))
+            await run(_note_keys, latest, await read_row(row, read))
             if not await self._renew():
                 return
         for group in _objects(rows):
             last = group[-1]["last_offset"]
             parts = [
-                await self._run(_without_replaced, latest, await self._batches(row), last)
+                await run(_without_replaced, latest, await read_row(row, read), last)
                 for row in group
             ]
-            records = [sum(head.records for _, head in batches_in(part)) for part in parts]
-            counted = [{**row, "records": count} for row, count in zip(group, records, strict=True)]
-            replaced = await self._replace(shared, counted, parts, compacted=True)
+            replaced = await self._replace(shared, group, parts, compacted=True)
             if not replaced or not await self._renew():
                 return
 
@@ -307,11 +279,7 @@ class Mover:
     async def _retain(self, shared: SharedLog) -> None:
         if shared.policy == COMPACT:
             return
-        limits, settings = shared.limits, self._settings
-        age = settings.retention_age if limits.retention_age is None else limits.retention_age
-        size = (
-            settings.retention_bytes if limits.retention_bytes is None else limits.retention_bytes
-        )
+        age, size = shared.limits.retention(self._settings)
         end = 0
         if age:
             cut = int(self._now() / 1e3 - age * 1e3)
@@ -323,8 +291,7 @@ class Mover:
             [row] = await self._database.browse(OVERSIZED, shared.log_id, size)
             end = max(end, row["until"] or 0)
         if end > shared.first_offset:
-            dropped = await shared.drop_before(end)
-            self._dropped.add(dropped)
+            self._dropped.add(await shared.drop_before(end))
 
     # Deleting
 
@@ -332,16 +299,15 @@ class Mover:
         """Delete the objects that are due, and the batches of deleted topics."""
         rows = await self._database.browse(DUE)
         objects = {row["id"]: row["object"] for row in rows if row["object"] is not None}
-        if objects and self._store is not None:
-            await self._run(self._store.delete, list(objects.values()))
+        if objects and self._objects.store is not None:
+            await self._objects.run(self._objects.store.delete, list(objects.values()))
             await self._database.fetch(
                 "DELETE FROM shared_removals WHERE id = ANY ($1)", list(objects)
             )
         for row in rows:
             if row["log_id"] is not None:
                 everything = (row["log_id"], (1 << 63) - 1, self._settings.tier_grace)
-                while await self._calls.drop_before(*everything):
-                    await self._renew()
+                await drop_batches(self._database, *everything)
                 await self._database.fetch(FORGET, row["log_id"])
 
     async def _forget_old(self) -> None:
@@ -356,11 +322,11 @@ class Mover:
         )
 
 
-def _objects(rows: Sequence[Any]) -> Iterator[list[Any]]:
+def _objects(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Split rows into groups that fit an object. The rows of one object stay together, so that
     nothing refers to it afterwards.
     """
-    group: list[Any] = []
+    group: list[Row] = []
     for _, together in groupby(rows, key=itemgetter("object")):
         taken = list(together)
         if group and sum(one["size"] for one in (*group, *taken)) > OBJECT_BYTES:
@@ -382,7 +348,7 @@ def _without_replaced(latest: LatestOffsets, data: bytes, last: int) -> bytes:
     )
 
 
-def _ranges(rows: Sequence[Any], parts: Sequence[bytes]) -> list[tuple[int, ...]]:
+def _ranges(rows: Sequence[Row], parts: Sequence[bytes]) -> list[tuple[int, ...]]:
     """Return the ranges of the object, of about `RANGE_BYTES` each: last and base offset, records,
     newest, timeline, size and position.
     """
@@ -390,7 +356,8 @@ def _ranges(rows: Sequence[Any], parts: Sequence[bytes]) -> list[tuple[int, ...]
     first = rows[0]
     records, size, position = 0, 0, 0
     for i, (row, part) in enumerate(zip(rows, parts, strict=True), 1):
-        records, size = records + row["records"], size + len(part)
+        records += sum(head.records for _, head in batches_in(part))
+        size += len(part)
         if size >= RANGE_BYTES or i == len(rows):
             last, base, newest = row["last_offset"], first["base_offset"], row["newest"]
             ranges.append((last, base, records, newest, row["timeline"], size, position))

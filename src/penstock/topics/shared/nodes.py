@@ -1,8 +1,11 @@
-"""Announce this broker to Kafka's clients of the others: the number and address of each live one.
+"""The live brokers as Kafka's clients see them: number, address, and who coordinates which group.
 
 Every broker with a Kafka listener writes a heartbeat every `BEAT_SECONDS` and reads those of the
-others. A broker without a heartbeat for `ALIVE_SECONDS` is left out, and its groups move. While the
-database is down, the last list stays.
+others. A broker without a heartbeat for `ALIVE_SECONDS` is left out. While the database is down,
+the last list stays.
+
+A group of Kafka clients has a coordinator: the broker that knows its members. A row names it. When
+that broker is gone, another one becomes coordinator with the next epoch, and the members rejoin.
 """
 
 import asyncio
@@ -66,6 +69,13 @@ class SharedNodes:
     def suggest(self, key: str) -> int:
         """Return the live broker for this key. Few keys move when one leaves (rendezvous hash)."""
         return max(self.alive, key=lambda node: hashlib.blake2b(f"{node} {key}".encode()).digest())
+
+    async def coordinator(self, group: str, suggested: int) -> tuple[int, int]:
+        """Return the group's coordinator and epoch. If it is not alive, appoint `suggested`."""
+        [row] = await self._database.read(
+            "SELECT * FROM shared_coordinate($1, $2, $3)", group, suggested, self.alive
+        )
+        return row["node_id"], row["epoch"]
 
     async def _keep_beating(self) -> None:
         while True:

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from penstock.errors import Damaged, NotFound
 from penstock.log.verify import Finding
-from penstock.protocol.kafka_batch import assigned, batches_in, checked
+from penstock.protocol.kafka_batch import batches_in
 from penstock.protocol.names import partition_label
-from penstock.topics.shared.calls import READ, Row
+from penstock.topics.shared.chunks import Row, read_row
+from penstock.topics.shared.log import READ
 from penstock.topics.tier.verify import TierReport
 
 PIECE_BYTES = 1 << 20  # of one statement, of which the last batch may be beyond it
@@ -23,7 +24,7 @@ def report_of(log: Row) -> TierReport:
     """Return an empty report about a partition. Its `segments` are rows."""
     return TierReport(
         topic=partition_label(log["topic"], log["partition"]),
-        incarnation=log["incarnation"].hex,
+        incarnation=log["incarnation"],
         first_offset=log["first_offset"],
         next_offset=log["next_offset"],
     )
@@ -59,13 +60,10 @@ async def _problem(row: Row, fetch: Fetch) -> str | None:
     """Return what is wrong with the batches of a row, or None."""
     base, end = row["base_offset"], row["last_offset"] + 1
     try:
-        if row["object"] is None:
-            data = assigned(row["data"], base, row["timeline"])
-        else:
-            data = await fetch(row["object"], row["position"], row["size"])
-        heads = [head for _, head in batches_in(checked(data, base, end))]
+        data = await read_row(row, fetch)
     except (Damaged, NotFound) as error:
         return str(error)
+    heads = [head for _, head in batches_in(data)]
     records = sum(head.records for head in heads)
     whole = len(data) == row["size"] and records == row["records"]
     if whole and (row["object"] is not None or heads[-1].next_offset == end):

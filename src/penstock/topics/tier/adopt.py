@@ -47,8 +47,7 @@ from penstock.object_store import ObjectStore
 from penstock.protocol.names import is_topic_name, split_label
 from penstock.topics.offsets_journal import JOURNAL as OFFSETS
 from penstock.topics.offsets_journal import commit_line
-from penstock.topics.tier.owner import OWNER, Ownership
-from penstock.topics.tier.state import STATE, TierState
+from penstock.topics.tier.owner import OWNER, STATE, Ownership, TierState
 from penstock.topics.write_claims import JOURNAL as SINKS
 
 log = logging.getLogger("penstock.topics.tier")
@@ -158,8 +157,12 @@ class Adoption:
         return report
 
     def _has_topics(self) -> bool:
-        names = DISK.list_dir(self._data)
-        return any(is_topic_name(name) and DISK.is_dir(self._data / name) for name in names)
+        places = (self._data, self._data / PRIVATE / LOGS)
+        return any(
+            is_topic_name(name) and DISK.is_dir(place / name)
+            for place in places
+            for name in DISK.list_dir(place)
+        )
 
     def _read_state(self) -> TierState | None:
         try:

@@ -1,4 +1,4 @@
-"""The ownership of a tier: `owner.json` in the tier, and a local file of the same name.
+"""The documents of a tier: `owner.json`, which a local file repeats, and `state.json`.
 
     <data_directory>/.penstock/topic-tier/owner.json
                             this broker's id, and the epoch that it last requested
@@ -6,11 +6,14 @@
 The id is created once and is not part of a backup: a restored broker is another one. The epoch is
 written to the local file before it is written to the tier. A tier whose owner has our id and a
 higher epoch belongs to a copy of this data directory.
+
+`state.json` has what a broker needs beside its segments: groups, sinks, and the end of each topic.
 """
 
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,8 +21,9 @@ from penstock.errors import ConfigError, Conflict, NotFound
 from penstock.io.fs import DISK, Fs
 from penstock.object_store import ObjectStore, Version, pack_document, parse_document
 from penstock.protocol.ids import uuid7
+from penstock.topics.offsets_journal import CommittedOffset
 
-OWNER = "owner.json"
+OWNER, STATE = "owner.json", "state.json"
 NO_VERSION = Version('"0"', "1")  # a version that no object has ever had
 
 
@@ -138,3 +142,59 @@ def _owned(store: ObjectStore, owner: Owner) -> str:
         f"{store.address} belongs to broker {owner.broker} on {owner.host} since {owner.since}: "
         "this broker does not write to it until `penstock topic tier take-over` is run here"
     )
+
+
+class TopicEnd(NamedTuple):
+    name: str
+    next_offset: int
+
+
+class TierState(msgspec.Struct, kw_only=True):
+    broker: str
+    written_at: float  # seconds since 1970
+    clean: bool = False  # the broker had stopped, so nothing was appended after this state
+    topics: dict[str, TopicEnd] = {}  # by incarnation
+    groups: list[CommittedOffset] = []
+    sinks: bytes = b""  # the contents of `sinks.log`, see `penstock.topics.write_claims`
+
+    def pack(self) -> bytes:
+        return pack_document(self)
+
+    @classmethod
+    def parse(cls, data: bytes) -> "TierState":
+        return parse_document(data, cls, STATE)
+
+
+class StateObject:
+    """The state in the store. The owner writes it when it has changed. Blocks."""
+
+    def __init__(self, store: ObjectStore, ownership: Ownership) -> None:
+        self._store = store
+        self._ownership = ownership
+        self._written = TierState(broker="", written_at=0.0)
+        self._version: Version | None = None
+        self._version_read = False
+
+    def read_again(self) -> None:
+        """Read the version again before the next write: another broker may have written it."""
+        self._version_read = False
+
+    def write(self, state: TierState) -> None:
+        if msgspec.structs.replace(state, written_at=self._written.written_at) == self._written:
+            return
+        for attempt in (1, 2):
+            if not self._version_read:
+                self._ownership.check()
+                try:
+                    _, self._version = self._store.get(STATE)
+                except NotFound:
+                    self._version = None
+                self._version_read = True
+            try:
+                self._version = self._store.put_if(STATE, state.pack(), self._version)
+                break
+            except Conflict:  # an answer of ours was lost, or there is another owner
+                self._version_read = False
+                if attempt == 2:
+                    raise
+        self._written = state

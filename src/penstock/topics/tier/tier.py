@@ -22,16 +22,14 @@ from penstock.io.tasks import P, T, cancelled, in_pool, supervised
 from penstock.log.context import Context
 from penstock.log.layout import INCARNATION, log_path, parse_checked
 from penstock.log.segment import Segment
-from penstock.log.tier.blocks import BlocksOnDisk
-from penstock.log.tier.cache import BlockCache
+from penstock.log.tier.cache import BlockCache, BlocksOnDisk
 from penstock.log.tier.manifest import StoredSegment, TierManifest, manifest_name
 from penstock.metrics import Metrics
 from penstock.object_store import ObjectStore, RequestLimits
 from penstock.topics.offsets_journal import CommittedOffset
 from penstock.topics.tier.adopt import Adoption, read_report
 from penstock.topics.tier.manifests import Manifests
-from penstock.topics.tier.owner import Fenced, Ownership
-from penstock.topics.tier.state import StateObject, TierState, TopicEnd
+from penstock.topics.tier.owner import Fenced, Ownership, StateObject, TierState, TopicEnd
 from penstock.topics.tier.upload import checkpoint_after, upload
 from penstock.topics.topic import Topic, condemned
 

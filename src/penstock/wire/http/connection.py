@@ -41,17 +41,16 @@ from penstock.wire.http.messages import (
     failure_response,
     refusal_response,
 )
-from penstock.wire.http.output import HIGH_WATER_BYTES, ResponseOutput
+from penstock.wire.http.output import HIGH_WATER_BYTES, OutgoingStream, ResponseOutput
 from penstock.wire.http.server_state import ServerState
-from penstock.wire.http.stream import OutgoingStream
 
 log = logging.getLogger("penstock.http")
 
 READY, BODY, BUSY, LINGER, CLOSED = range(5)
 _MAX_WAITING = 64 << 10  # bytes of pipelined requests
-_LINGER_QUIET_SECONDS = 2.0  # without a byte
-_LINGER_SECONDS = 10.0  # in all
-_LINGER_BYTES = 64 << 20
+LINGER_QUIET_SECONDS = 2.0  # without a byte
+LINGER_SECONDS = 10.0  # in all
+LINGER_BYTES = 64 << 20
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -110,7 +109,7 @@ class HttpConnection(asyncio.Protocol):
                 output.flush()
         elif state == LINGER:
             self._dropped += len(data)
-            if self._dropped > _LINGER_BYTES:
+            if self._dropped > LINGER_BYTES:
                 output.transport.abort()
         elif state <= BUSY:
             self.rest += data
@@ -512,7 +511,7 @@ class HttpConnection(asyncio.Protocol):
         limits = self._server.limits
         quiet = now - self._seen - slack
         if self._state == LINGER and (
-            quiet > _LINGER_QUIET_SECONDS or now - self._lingers_since - slack > _LINGER_SECONDS
+            quiet > LINGER_QUIET_SECONDS or now - self._lingers_since - slack > LINGER_SECONDS
         ):
             self.output.transport.abort()
         elif not self.output.writable or self._state == CLOSED:

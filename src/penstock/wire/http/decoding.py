@@ -175,18 +175,23 @@ def _check_fields(kind: type, body: bytes) -> None:
     """Refuse misspelled fields of a body, and of the objects in its lists."""
     about: Any = msgspec.inspect.type_info(kind)
     given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    known = tuple(field.encode_name for field in about.fields)
+    known = _public(about)
     _refuse_misspelled("field", given.keys() - set(known), known)
     for field in about.fields:
         item = getattr(field.type, "item_type", None)
         if isinstance(item, msgspec.inspect.StructType) and field.encode_name in given:
-            names = (one.encode_name for one in item.fields)
-            known = tuple(name for name in names if not name.startswith("_"))
+            known = _public(item)
             objects = msgspec.json.decode(
                 given[field.encode_name], type=list[dict[str, msgspec.Raw]]
             )
             unknown = set().union(*objects) - set(known)
             _refuse_misspelled(f"field of {field.encode_name}", sorted(unknown), known)
+
+
+def _public(about: Any) -> tuple[str, ...]:
+    """Return the names of the fields that a request may have."""
+    names = (field.encode_name for field in about.fields)
+    return tuple(name for name in names if not name.startswith("_"))
 
 
 def _body_problem(problem: str, kind: Any) -> str:

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import httptools
 
@@ -38,7 +37,7 @@ _NOT_FORWARDED = _HOP_BY_HOP | {CLIENT_HEADER.encode()}
 # this server sets these
 _OURS = frozenset((b"date", b"content-type", b"access-control-allow-origin"))
 _MAX_IDLE = 256  # connections
-_MAX_WAITING_BYTES = 256 << 10
+_READ_BYTES = 64 << 10
 _MAX_WHOLE_BYTES = 256 << 10  # answers up to this size are passed on in one piece
 
 
@@ -67,10 +66,9 @@ class _Forwarder:
 
     async def handle(self, request: Request) -> Answer:
         upstream = await self._connection()
-        upstream.send(request)
         request.on_disconnect(lambda: upstream.abort_for(request))
         try:
-            status, headers = await upstream.head()
+            status, headers = await upstream.ask(request)
             named = dict(headers)
             length = int(named.get(b"content-length", -1))
             kind = named.get(b"content-type", b"").decode("latin-1")
@@ -99,14 +97,11 @@ class _Forwarder:
             upstream = self._idle.pop()
             if upstream.usable:
                 return upstream
-        loop = asyncio.get_running_loop()
         try:
-            _, upstream = await loop.create_unix_connection(
-                lambda: _Upstream(self._release), str(self._path)
-            )
+            reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError:
             raise Unavailable("The process that owns the topics is not running") from None
-        return upstream
+        return _Upstream(reader, writer, self._release)
 
     def _release(self, upstream: "_Upstream") -> None:
         if len(self._idle) < _MAX_IDLE:
@@ -128,49 +123,52 @@ def _encoded(request: Request) -> bytes:
     return b"".join(lines) + request.body
 
 
-class _Upstream(asyncio.Protocol):
-    """A connection to the owner, with one request at a time."""
+class _Upstream:
+    """A connection to the owner, with one request at a time, and the callbacks of its parser."""
 
-    def __init__(self, release: Callable[["_Upstream"], None]) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        release: Callable[["_Upstream"], None],
+    ) -> None:
+        self._reader, self._writer = reader, writer
         self._release = release
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)  # set by connection_made
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[tuple[bytes, bytes]] = []
         self._complete_head = False  # the head of the answer is in `_headers`
         self._complete = False  # the whole answer has arrived
+        self._reusable = False  # another request may follow that answer
         self._pieces: list[bytes] = []  # of the body, not forwarded yet
-        self._waiting = 0  # bytes in `_pieces`
-        self._paused = False  # reading is paused: too many bytes wait
-        self._progress: asyncio.Future[None] | None = None  # resolved when data arrives
         self._serving: Request | None = None  # until its whole answer is forwarded
-        self.usable = True  # False when the connection has ended
 
-    def send(self, request: Request) -> None:
+    @property
+    def usable(self) -> bool:
+        return not (self._writer.is_closing() or self._reader.at_eof())
+
+    async def ask(self, request: Request) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Send a request. Return the status and the headers of the answer."""
         self._serving = request
         self._headers, self._pieces = [], []
         self._complete_head = self._complete = False
-        self._transport.write(_encoded(request))
-
-    async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        self._writer.write(_encoded(request))
         while not self._complete_head:
-            await self._wait()
+            await self._read()
         return self._parser.get_status_code(), self._headers
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        while True:
-            pieces, self._pieces, self._waiting = self._pieces, [], 0
-            if self._paused and self.usable:
-                self._paused = False
-                self._transport.resume_reading()
-            if pieces:
-                yield b"".join(pieces)
-            elif self._complete:
-                self._serving = None
-                if self.usable:
-                    self._release(self)
-                return
-            else:
-                await self._wait()
+        """Yield the body as it arrives, then release the connection."""
+        while self._pieces or not self._complete:
+            if not self._pieces:
+                await self._read()
+            elif piece := b"".join(self._pieces):
+                self._pieces.clear()
+                yield piece
+        self._serving = None
+        if self._reusable and self.usable:
+            self._release(self)
+        else:
+            self.abort()
 
     async def copy(self, stream: Stream) -> None:
         try:
@@ -180,15 +178,15 @@ class _Upstream(asyncio.Protocol):
             if self._serving is not None:
                 self.abort()
 
-    async def _wait(self) -> None:
-        if not self.usable:
+    async def _read(self) -> None:
+        data = await self._reader.read(_READ_BYTES)
+        if not data:
             raise ConnectionResetError("the owner's connection is closed")
-        self._progress = asyncio.get_running_loop().create_future()
-        await self._progress
-
-    def _notify(self) -> None:
-        if self._progress is not None and not self._progress.done():
-            self._progress.set_result(None)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.abort()
+            raise ConnectionResetError(f"the owner's answer is not HTTP: {error}") from error
 
     def abort_for(self, request: Request) -> None:
         """Close the connection if it still serves this request, whose client has gone."""
@@ -196,29 +194,7 @@ class _Upstream(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        self.usable = False
-        self._transport.abort()
-        self._notify()
-
-    # Callbacks of the transport and the parser
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.abort()
-        self._notify()
-
-    def eof_received(self) -> None:
-        self.usable = False
-        self._notify()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self.usable = False
-        self._notify()
+        self._writer.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
@@ -228,12 +204,7 @@ class _Upstream(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
-        self._waiting += len(body)
-        if self._waiting > _MAX_WAITING_BYTES and not self._paused:
-            self._paused = True
-            self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
         self._complete = self._complete_head
-        if not self._parser.should_keep_alive():
-            self.usable = False
+        self._reusable = self._parser.should_keep_alive()

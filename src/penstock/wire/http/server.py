@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.config.schema import HttpServerSettings as Settings
+from penstock.io.tasks import cancelled, repeated
 from penstock.metrics import Metrics
 from penstock.wire.http.connection import HttpConnection
 from penstock.wire.http.routes import Router
@@ -63,11 +64,12 @@ class HttpServer:
         self._settings = settings
         self._binding = binding
         self._server: Server | None = None  # while it is started
-        self._sweeper: asyncio.TimerHandle | None = None  # the next sweep
+        self._sweeper: asyncio.Task[None] | None = None
+        self._metrics = metrics if metrics is not None else Metrics()
         self.state = ServerState(
             router,
             settings,
-            metrics=metrics if metrics is not None else Metrics(),
+            metrics=self._metrics,
             executor=executor,
             origins=origins,
             memory=memory or RequestMemory(),
@@ -96,7 +98,9 @@ class HttpServer:
                 patience=self._settings.header_timeout or _HANDSHAKE_SECONDS,
                 reuse_port=self._binding.reuse_port,
             )
-        self._sweep()
+        self._sweeper = repeated(
+            "sweep of HTTP connections", self._sweep, self._interval, self._metrics
+        )
 
     @property
     def port(self) -> int:
@@ -115,13 +119,11 @@ class HttpServer:
         return len(self.state.connections)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
         state = self.state
-        state.now = now = loop.time()
+        state.now = now = asyncio.get_running_loop().time()
         state.encoder.tick()
         for connection in list(state.connections):
             connection.sweep(now, self._interval)
-        self._sweeper = loop.call_later(self._interval, self._sweep)
 
     def drain(self) -> None:
         """Keep serving, and close every connection after its next answer."""
@@ -156,8 +158,7 @@ class HttpServer:
         for future in remaining:
             future.cancel()
         await asyncio.gather(*remaining, return_exceptions=True)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        await cancelled(self._sweeper)
         if self._binding.unix_path is not None:
             self._binding.unix_path.unlink(missing_ok=True)
         self._server = None

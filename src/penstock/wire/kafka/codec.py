@@ -11,6 +11,7 @@ version. Reading and writing is done here, by what the schemas say:
   does not have is left out. That takes half of the time.
 
 A request is a namespace; times are milliseconds. The records of a batch stay bytes where they lie.
+No served version has a UUID.
 
     frame       length i32 | header | body
     header of a request    API key i16 | version i16 | correlation id i32 | client id | (tags)
@@ -24,7 +25,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from struct import Struct
 from typing import Any, NamedTuple, get_args, get_origin
-from uuid import UUID
 
 from kio.index import load_request_schema, load_response_schema
 
@@ -202,8 +202,6 @@ def _primitive_reader(kafka_type: str, flexible: bool) -> Reader:
     if kafka_type in _NUMBERS:
         number = Struct(_NUMBERS[kafka_type])
         return lambda data, at: (number.unpack_from(data, at)[0], at + number.size)
-    if kafka_type == "uuid":
-        return lambda data, at: (UUID(bytes=bytes(data[at : at + 16])), at + 16)
     text = kafka_type == "string"
     size = _read_count if flexible else _read_short if text else _read_length
 
@@ -324,8 +322,6 @@ def _primitive(kafka_type: str, flexible: bool, optional: bool) -> Writer:
     if kafka_type in _NUMBERS:
         pack = Struct(_NUMBERS[kafka_type]).pack
         return lambda out, value: out.append(pack(value))
-    if kafka_type == "uuid":
-        return lambda out, value: out.append(value.bytes if isinstance(value, UUID) else bytes(16))
     text = kafka_type == "string"
     pack = _SHORT.pack if text else LENGTH.pack
     null = b"\0" if flexible else pack(-1)

@@ -7,8 +7,8 @@ is looked at, as in Kafka. What cannot be read ends the connection: Kafka has no
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.errors import PenstockError, TooLarge
 from penstock.wire.framed import FramedConnection, FrameListener, Pieces
@@ -25,24 +25,22 @@ class KafkaRequest(NamedTuple):
     body: Any  # its fields are attributes
 
 
-class KafkaRequestRunner(Protocol):
-    """Runs the requests that a connection cuts out of its bytes."""
-
-    first_frame: int  # bytes that a client may send before it is known
-    max_frame: int
-
-    def run(
-        self, connection: "KafkaConnection", head: KafkaHead, frame: memoryview
-    ) -> "Values | Awaitable[Values] | None": ...
+Answer: TypeAlias = Values | Awaitable[Values] | None
 
 
 class KafkaConnection(FramedConnection):
     head_size = LENGTH.size
 
-    def __init__(self, server: FrameListener, requests: KafkaRequestRunner) -> None:
+    def __init__(
+        self,
+        server: FrameListener,
+        run: "Callable[[KafkaConnection, KafkaHead, memoryview], Answer]",
+        max_frame: int,
+    ) -> None:
+        """`run` is called with each request. `max_frame` grows when the client is known."""
         super().__init__(server)
-        self._requests = requests
-        self.max_frame = requests.first_frame  # grows when we know who it is
+        self._run_request = run
+        self.max_frame = max_frame
         self.mechanism: str | None = None  # of SASL, which the next token comes by
 
     @property
@@ -84,7 +82,7 @@ class KafkaConnection(FramedConnection):
     def _run(self, frame: memoryview) -> None:
         try:
             head = KafkaHead.parse(frame)
-            answer = self._requests.run(self, head, frame)
+            answer = self._run_request(self, head, frame)
         except PenstockError as error:
             self.end(error)
             return

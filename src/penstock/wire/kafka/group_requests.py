@@ -56,13 +56,13 @@ class GroupRequests:
         This broker proposes itself if the group has committed on its local topics, and coordinates
         every group while the database is unavailable.
         """
-        nodes, shared = self._node.nodes, self._groups.shared
-        if nodes is None or shared is None or not self._topics.has_shared:
+        nodes = self._node.nodes
+        if nodes is None or not self._topics.has_shared:
             return self._node.id, None
         own = nodes.own
         suggested = own if group in self._groups.names() else nodes.suggest(group)
         try:
-            return await shared.coordinator(group, suggested, nodes.alive)
+            return await nodes.coordinator(group, suggested)
         except Unavailable:
             return own, None
 

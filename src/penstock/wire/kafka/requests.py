@@ -2,10 +2,16 @@
 
 A method gets the connection and the request, and returns the fields of the answer, or an awaitable
 of them. It never raises for what a client did: every answer of Kafka has a place for an error.
+
+Produce is offered from version 0, although only clients from version 3 on get an answer: old
+librdkafka does not compress otherwise. Versions end before topics have ids and coordinators answer
+for several groups at once. Metadata ends at 8: librdkafka reserves four times the bytes of the
+answer for what it makes of it, and the compact answer of version 9 is too short for that when many
+topics have short names and one replica. The client then never sees a topic.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode as Code
 
@@ -15,19 +21,57 @@ from penstock.protocol.status import UnknownCommand
 from penstock.topics.groups import Groups
 from penstock.topics.store import TopicStore
 from penstock.wire.auth import Verifier
-from penstock.wire.kafka.access import Access
-from penstock.wire.kafka.apis import APIS, BEFORE_AUTHENTICATION
+from penstock.wire.kafka.access import MAX_FIRST_FRAME, Access, SaslRequests
 from penstock.wire.kafka.codec import API_VERSIONS, KafkaHead, Values, read_request
 from penstock.wire.kafka.configs import ConfigRequests
-from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
+from penstock.wire.kafka.connection import Answer, KafkaConnection, KafkaRequest
 from penstock.wire.kafka.group_requests import GroupRequests
 from penstock.wire.kafka.log_requests import LogRequests
 from penstock.wire.kafka.node import Node
-from penstock.wire.kafka.sasl import MAX_FIRST_FRAME, SaslRequests
 from penstock.wire.kafka.topic_requests import TopicRequests
 
-Answer = Values | Awaitable[Values] | None
 Handler = Callable[[KafkaConnection, KafkaRequest], Answer]
+
+
+class KafkaApi(NamedTuple):
+    name: str  # of the method that handles it, and in the metrics
+    low: int
+    high: int
+    lowest_read: int = 0  # the first version that can be read, where it is not `low`
+
+
+APIS: dict[int, KafkaApi] = {
+    0: KafkaApi("produce", 0, 9, 3),
+    1: KafkaApi("fetch", 4, 12),
+    2: KafkaApi("list_offsets", 1, 7),
+    3: KafkaApi("metadata", 0, 8),
+    8: KafkaApi("offset_commit", 2, 8),
+    9: KafkaApi("offset_fetch", 1, 7),
+    10: KafkaApi("find_coordinator", 0, 3),
+    11: KafkaApi("join_group", 0, 7),
+    12: KafkaApi("heartbeat", 0, 4),
+    13: KafkaApi("leave_group", 0, 4),
+    14: KafkaApi("sync_group", 0, 5),
+    15: KafkaApi("describe_groups", 0, 5),
+    16: KafkaApi("list_groups", 0, 4),
+    17: KafkaApi("sasl_handshake", 0, 1),
+    18: KafkaApi("api_versions", 0, 4),
+    19: KafkaApi("create_topics", 2, 6),
+    20: KafkaApi("delete_topics", 1, 5),
+    21: KafkaApi("delete_records", 0, 2),
+    22: KafkaApi("init_producer_id", 0, 4),
+    23: KafkaApi("offset_for_leader_epoch", 2, 4),
+    32: KafkaApi("describe_configs", 1, 4),
+    33: KafkaApi("alter_configs", 0, 2),
+    35: KafkaApi("describe_log_dirs", 1, 4),
+    36: KafkaApi("sasl_authenticate", 0, 2),
+    37: KafkaApi("create_partitions", 0, 3),
+    42: KafkaApi("delete_groups", 0, 2),
+    44: KafkaApi("incremental_alter_configs", 0, 1),
+    47: KafkaApi("offset_delete", 0, 0),
+    60: KafkaApi("describe_cluster", 0, 1),
+}
+BEFORE_AUTHENTICATION = ("api_versions", "sasl_handshake", "sasl_authenticate")
 
 
 class KafkaRequests:
@@ -42,7 +86,6 @@ class KafkaRequests:
         shared = topics.shared
         self.node = node = Node(settings, shared.nodes if shared is not None else None)
         self.access = Access(verifier)
-        self.max_frame = settings.max_frame
         self.first_frame = settings.max_frame if verifier is None else MAX_FIRST_FRAME
         handlers: list[Any] = [
             self,

@@ -41,7 +41,7 @@ class KafkaServer(FramedServer):
             )
 
     def connect(self) -> KafkaConnection:
-        return KafkaConnection(self, self._requests)
+        return KafkaConnection(self, self._requests.run, self._requests.first_frame)
 
     def record_changes(self, record: Record) -> None:
         """Write changes to the audit log with `record`."""

@@ -4,6 +4,8 @@ from typing import ClassVar
 
 import msgspec
 
+from penstock.contract import operations
+from penstock.contract.groups import Seek
 from penstock.contract.operation import Audited
 from penstock.contract.queries import LaggingQuery
 from penstock.protocol.times import time_field
@@ -55,3 +57,12 @@ class QueenGroupsApi:
             "newTimestamp": start,
             "rowsUpdated": await self._groups.subscription(group, start),
         }
+
+    @route(
+        "POST",
+        "/api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
+        audit=operations.SEEK.audit,
+    )
+    async def seek_partition(self, group: str, queue: str, partition: str) -> Seek:
+        """Move a group to the end of one partition."""
+        return await self._groups.seek(group, queue, partition=partition)

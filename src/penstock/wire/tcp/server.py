@@ -1,5 +1,7 @@
 """Listen for the binary protocol."""
 
+import ctypes
+
 from penstock.config.schema import TcpServerSettings as Settings
 from penstock.metrics import Metrics
 from penstock.protocol import frames
@@ -12,8 +14,25 @@ from penstock.wire.framed_server import FramedServer
 from penstock.wire.request_memory import RequestMemory
 from penstock.wire.tcp.commands import Commands
 from penstock.wire.tcp.connection import TcpConnection
-from penstock.wire.tcp.memory import keep_freed_memory
 from penstock.wire.tls import Certificate
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT = 128 << 20  # at the top of the heap
+FROM_HEAP = 32 << 20  # blocks up to this size come from the heap
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory in the process, for the buffers of a megabyte that every FETCH needs.
+    Return False if the C library has no such thresholds: then all is slower.
+
+    glibc returns large freed blocks to the kernel at once, and gets them back page by page. For
+    answers of 1 MiB, that was 1200 to 2400 page faults and 6 to 10 ms of system time each; with
+    these thresholds it is none and 0.7 ms.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, FROM_HEAP)) and bool(mallopt(M_TRIM_THRESHOLD, KEPT))
 
 
 class TcpServer(FramedServer):

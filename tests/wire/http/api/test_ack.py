@@ -31,6 +31,16 @@ def test_acks_are_answered_in_the_order_of_the_request(api, queue):
     assert api.post("ack/batch", {"acknowledgments": []}) == []
 
 
+def test_an_ack_does_not_choose_its_group_by_the_name_of_the_engines_field(api, queue):
+    api.push(queue, 1)
+    (message,) = api.pop(queue)
+    names = {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
+    acks = {"acknowledgments": [{**names, "group": "others", "status": None}]}
+    (result,) = api.post("ack/batch", acks)
+    assert (result["success"], result["leaseReleased"]) == (True, True)
+    assert "_group" in api.post("ack", {**names, "_group": "others"}, 400)["error"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "text"),
     [

@@ -26,7 +26,7 @@ const COLOURS = {
   failed: "3",
   p99: "3",
   p50: "1",
-  dead: "4",
+  "dead letters": "4",
   dropped: "4",
 };
 export const colourOf = (name, index = 0) => COLOURS[name] ?? String((index % 4) + 1);

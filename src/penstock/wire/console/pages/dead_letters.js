@@ -27,7 +27,11 @@ const COLUMNS = [
     cell: (row) => html`<span class="bad">${visible(row.error)}</span>`,
   },
   { name: "count", title: "Count", number: true, card: true, cell: (row) => count(row.count) },
-  { name: "history", title: "Over time", cell: (row) => sparkline(row.history, "dead", `${row.error} over time`) },
+  {
+    name: "history",
+    title: "Over time",
+    cell: (row) => sparkline(row.history, "dead letters", `${row.error} over time`),
+  },
   {
     name: "where",
     title: "Where",

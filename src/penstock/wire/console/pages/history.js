@@ -37,8 +37,11 @@ export const ranges = (context, standard, some = RANGES) =>
 const chart = ({ times, series }, names, title) =>
   html`<div class="card">
     <h2>${title}</h2>
-    ${lines({ times, series: names.map((name) => ({ name, values: series[name] ?? [] })), title, format: rate })}
+    ${lines({ times, series: names.map((name) => ({ name: words(name), values: series[name] ?? [] })), title, format: rate })}
   </div>`;
+
+/** The words of a name in camelCase. */
+const words = (name) => name.replace(/[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`);
 
 /** Load the last hour of a queue or a topic from the rollup; no points where the pipeline did not run. */
 export async function loadRolledUp(of, signal) {
@@ -103,7 +106,7 @@ export function history(data, context) {
   return html`<div class="tools">${ranges(context, "1h", RANGES.slice(1))}</div>
     <div class="cards">
       ${chart(data.list, ["pushed", "completed"], "Messages per second")}
-      ${chart(data.list, ["failed", "dead"], "Failed attempts and dead letters per second")}
+      ${chart(data.list, ["failed", "deadLetters"], "Failed attempts and dead letters per second")}
     </div>
     ${rolledUp(data.list.minutes)}`;
 }

@@ -22,7 +22,7 @@ const PARTS = { queues: "queues, once per group", routes: "routes", topics: "top
 const TERMS = [
   ["completed", "completed"],
   ["delivered", "delivered"],
-  ["dead", "dead"],
+  ["deadLetters", "dead letters"],
   ["dropped", "dropped"],
   ["waiting", "outstanding"],
   ["skipped", "skipped, or older than the group"],
@@ -41,7 +41,7 @@ const verdict = (agrees) =>
       : html`<span class="bad">✗ the figures do not add up</span>`;
 
 /**
- * accepted = completed (of routes: delivered) + dead + dropped + outstanding (+ skipped), per part.
+ * accepted = completed (of routes: delivered) + dead letters + dropped + outstanding (+ skipped), per part.
  * Of topics: accepted = kept + removed + compacted.
  */
 function part(row) {
@@ -181,18 +181,18 @@ export const overview = {
       </div>
       <div class="cards">
         <div class="card">
-          <h2>Groups by lag</h2>
+          <h2>Groups by waiting messages</h2>
           ${
             groups.length
               ? bars(
                   groups.map((group) => ({
                     label: `${group.queue}@${groupName(group.group)}`,
-                    value: group.lag,
-                    more: group.lag ? duration(group.seconds) : "",
+                    value: group.waiting,
+                    more: group.waiting ? duration(group.lagSeconds) : "",
                     href: `#/queues/${encodeURIComponent(group.queue)}`,
                   })),
                   count,
-                  "Groups by lag",
+                  "Groups by waiting messages",
                 )
               : teach("No group has consumed anything yet.", "penstock queue pop orders@billing")
           }

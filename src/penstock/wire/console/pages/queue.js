@@ -42,7 +42,7 @@ const consumerCount = (list) => list.reduce((sum, one) => sum + (one.connections
 function groups(data, context) {
   const columns = [
     { name: "name", title: "Group", cell: (g) => html`<b>${title(g.name)}</b>` },
-    { name: "lag", title: "Lag", number: true, card: true, cell: (g) => count(g.waiting) },
+    { name: "waiting", title: "Waiting", number: true, card: true, cell: (g) => count(g.waiting) },
     { name: "seconds", title: "Behind", number: true, card: true, cell: (g) => age(g.lagSeconds) },
     { name: "leased", title: "Leased", number: true, cell: (g) => count(g.leased) },
     { name: "consumers", title: "Consumers", number: true, cell: (g) => count(consumerCount(consumersOf(data, g))) },
@@ -50,8 +50,8 @@ function groups(data, context) {
     { name: "completed", title: "Completed", number: true, cell: (g) => count(g.completed) },
     { name: "failed", title: "Failed", number: true, cell: (g) => count(g.failed) },
     {
-      name: "dead",
-      title: "Dead",
+      name: "deadLetters",
+      title: "Dead letters",
       number: true,
       cell: (g) =>
         g.deadLetters
@@ -66,7 +66,7 @@ function groups(data, context) {
       kind: "actions",
       cell: (g) =>
         html`${button(context, "read_write", "seek", "Seek", { data: { group: g.name } })}
-        ${button(context, "admin", "forget", "Delete", { danger: true, data: { group: g.name, lag: g.waiting } })}`,
+        ${button(context, "admin", "forget", "Delete", { danger: true, data: { group: g.name, waiting: g.waiting } })}`,
     },
   ];
   return table({
@@ -123,7 +123,7 @@ function consumers(data) {
 
 const PARTITIONS = [
   { name: "name", title: "Partition", card: true, cell: (p) => html`<b>${p.name}</b>` },
-  { name: "lag", title: "Lag", number: true, card: true, cell: (p) => count(p.waiting) },
+  { name: "waiting", title: "Waiting", number: true, card: true, cell: (p) => count(p.waiting) },
   { name: "oldest", title: "Behind", number: true, card: true, cell: (p) => (p.waiting ? age(p.oldest) : "") },
   { name: "stored", title: "Stored", number: true, cell: (p) => count(p.stored) },
   { name: "leased", title: "Leased", number: true, cell: (p) => count(p.leased) },
@@ -140,7 +140,7 @@ const PARTITIONS = [
   },
 ];
 
-/** The group whose partitions are shown: the one that was chosen, else the one with the largest lag. */
+/** The group whose partitions are shown: the one that was chosen, else the one with the most waiting messages. */
 const chosenGroup = (data, query) =>
   query.group ?? data.groups.toSorted((a, b) => b.waiting - a.waiting)[0]?.name ?? "";
 
@@ -148,7 +148,7 @@ function partitions(data, context) {
   const { query } = context;
   if (!data.groups.length)
     return html`<div class="empty">
-      ${teach("Lag is counted per group, and no consumer has read from this queue yet.", `penstock queue pop ${data.name}@billing`)}
+      ${teach("Waiting messages are counted per group, and nobody has read this queue yet.", `penstock queue pop ${data.name}@billing`)}
     </div>`;
   return html`<div class="tools">
       ${filter(query, "Filter by name")}<select data-choice="group" aria-label="Group">
@@ -167,7 +167,7 @@ function partitions(data, context) {
       columns: PARTITIONS,
       rows: data.list.partitions,
       key: (p) => p.id,
-      caption: "Partitions by lag",
+      caption: "Partitions by waiting messages",
       href: (p) => `${linkTo(data.name)}?tab=messages&partition=${encodeURIComponent(p.name)}`,
       empty: "No partition matches.",
     })}

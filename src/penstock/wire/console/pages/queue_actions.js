@@ -116,10 +116,10 @@ export const actions = {
     go("#/queues");
   },
   async forget(element, { params, say, refresh }) {
-    const { group, lag } = element.dataset;
+    const { group, waiting } = element.dataset;
     const text = html`<p>
-      The group ${title(group)} of ${params.queue} will be deleted with its position. The ${count(Number(lag))} messages
-      it has not consumed will not be delivered to it.
+      The group ${title(group)} of ${params.queue} will be deleted with its position. The ${count(Number(waiting))}
+      messages it has not consumed will not be delivered to it.
     </p>`;
     if (!(await confirm({ title: "Delete the group", text, button: `Delete ${title(group)}`, typed: title(group) })))
       return;

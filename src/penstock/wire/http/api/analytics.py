@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from penstock.contract import operations
-from penstock.contract.analytics import AnalyticsPoint, Latency, Minutes, MinutesQuery
+from penstock.contract.inspection import AnalyticsPoint, Latency, Minutes, MinutesQuery
 from penstock.contract.queries import BUCKETS
 from penstock.protocol.analytics import Point
 from penstock.protocol.latency import ERROR, PERCENTILES

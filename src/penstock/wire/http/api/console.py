@@ -19,10 +19,9 @@ from penstock.contract.queues import Queue, QueueDetails, QueuePage
 from penstock.errors import InvalidRequest, NotFound
 from penstock.io.tasks import slices
 from penstock.monitor import Sampler
+from penstock.monitor.figures import WatchedQueue
 from penstock.monitor.search import FoundThing, Search
-from penstock.monitor.watched import WatchedQueue
 from penstock.wire.auth import Role
-from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.messages import Request, Response, Stream, StreamResponse
 from penstock.wire.http.routes import HttpRoute, route, serves
 from penstock.wire.http.static import static_routes
@@ -160,7 +159,7 @@ class ConsoleApi:
             ]
             self._rows = (at, rows)
         # There may be many to sort: beside the event loop.
-        return QueuePage(*await asyncio.to_thread(page_of, self._rows[1], args))
+        return QueuePage(*await asyncio.to_thread(args.page, self._rows[1]))
 
     @serves(operations.GET_QUEUE)
     async def queue(self, queue: str, args: RecentQuery) -> QueueDetails:

@@ -12,7 +12,6 @@ import msgspec
 from penstock.contract import operations
 from penstock.contract.deliveries import (
     AckBatchBody,
-    AckBody,
     Acked,
     AckItem,
     Delivered,
@@ -33,7 +32,7 @@ from penstock.wire.http.answers import milliseconds
 from penstock.wire.http.api.items import SLICE, ItemLimit, slices
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Headers, Request, Response, error_response, json_response
-from penstock.wire.http.routes import route, serves
+from penstock.wire.http.routes import serves
 
 _encode = msgspec.json.Encoder().encode
 DEFAULT_EXTENSION = 60  # seconds
@@ -46,7 +45,6 @@ NO_QUEUE = (("Empty-Reason", "no such queue"),)
 NO_PARTITION = (("Empty-Reason", "no such partition"),)
 
 
-read_ack = body_decoder(AckBody, refuse_misspelled=True)
 read_acks = body_decoder(AckBatchBody, refuse_misspelled=True)
 
 
@@ -109,13 +107,7 @@ class DeliveriesApi:
         self._limit.check_body(request.body)
         body = read_acks(request.body)
         group = body.consumer_group or request.args.consumer_group or QUEUE_MODE
-        who, items = request.who, body.acknowledgments
-        acks = (
-            [_ack(item, group, who) for item in items]
-            if len(items) <= SLICE
-            else await self._many_acks(items, group, who)
-        )
-        return await self._pop(request, acks)
+        return await self._pop(request, await self._acks(body.acknowledgments, group, request.who))
 
     async def _pop(self, request: Request, acks: list[Ack] | None = None) -> Response:
         args: PopQuery = request.args
@@ -152,10 +144,12 @@ class DeliveriesApi:
         answer = PopAnyAnswer(*_fields(popped), popped.source)
         return Response(200, _encode(answer), headers=self._headers(popped))
 
-    async def _many_acks(self, items: list[AckItem], group: str, who: str) -> list[Ack]:
-        """The engine's acknowledgements; others get a turn between slices of them."""
+    async def _acks(self, items: list[AckItem], group: str, who: str) -> list[Ack]:
+        """Complete acknowledgements; others get a turn between slices of them."""
+        if len(items) <= SLICE:
+            return [item.complete(group, who) for item in items]
         self._limit.check(len(items))
-        return [_ack(item, group, who) async for part in slices(items) for item in part]
+        return [item.complete(group, who) async for part in slices(items) for item in part]
 
     def _headers(self, popped: PopOutcome) -> Headers:
         """How long the lease lasts, how many attempts a message has, and how long the next one
@@ -169,22 +163,13 @@ class DeliveriesApi:
         options = info.options
         return _lease_headers(options.lease_time, options.retry_limit, options.retry_delay)
 
-    @route("POST", "/api/v1/ack", tag="queen", body=AckBody, answer=list[Acked])
-    async def ack(self, request: Request) -> Response:
-        """Acknowledge one message: completed, failed, retry or dlq."""
-        body = read_ack(request.body)
-        group = body.consumer_group or QUEUE_MODE
-        acked = await self._queues.ack([_ack(body, group, request.who)])
-        return Response(200, _encode(ack_answers(acked)))
-
     @serves(operations.ACK)
     async def acks(self, request: Request) -> Response:
         self._limit.check_body(request.body)
         body = read_acks(request.body)
         group = body.consumer_group or QUEUE_MODE
-        acked = await self._queues.ack(
-            await self._many_acks(body.acknowledgments, group, request.who)
-        )
+        acks = await self._acks(body.acknowledgments, group, request.who)
+        acked = await self._queues.ack(acks)
         answers: list[Acked] = []
         for begin in range(0, len(acked), SLICE):
             if begin:
@@ -202,20 +187,6 @@ class DeliveriesApi:
 def _lease_headers(lease_time: int, retry_limit: int, retry_delay: int) -> Headers:
     attempts = ((MAX_ATTEMPTS, str(retry_limit + 1)), (RETRY_DELAY, f"{retry_delay / 1000:g}"))
     return ((LEASE_TIME, str(lease_time)), *attempts) if lease_time else attempts
-
-
-def _ack(item: AckItem, group: str, who: str) -> Ack:
-    return Ack(
-        item.transaction_id,
-        item.partition_id,
-        item.lease_id or None,
-        item.status or "completed",
-        item.error,
-        group,
-        item.worker or who,
-        item.delay,
-        item.max_attempts,
-    )
 
 
 def ack_answers(results: Sequence[AckOutcome], first: int = 0) -> list[Acked]:

@@ -44,7 +44,3 @@ class GroupsApi:
         to = "beginning" if body.to_beginning else "end"
         move = self._groups.preview if body.dry_run else self._groups.seek
         return await move(group, queue, moment=at, to=to)
-
-    @serves(operations.SEEK_PARTITION)
-    async def seek_partition(self, group: str, queue: str, partition: str) -> Seek:
-        return await self._groups.seek(group, queue, partition=partition)

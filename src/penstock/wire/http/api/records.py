@@ -3,7 +3,7 @@
 from typing import Annotated
 
 import numpy as np
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, convert
 
 from penstock.contract.noun import of
 from penstock.contract.topics import LeaseDetails, MemberDetails, PartitionQuery
@@ -110,9 +110,10 @@ class RecordsApi:
         placement = None
         if isinstance(log, SharedLog):
             usage = await log.measure()
-            late = usage.head_age - self._topics.settings.tier_delay
-            stored = self._topics.settings.shared_tier
-            placement = of(SharedPlacement, usage, mover_lag=max(0.0, late) if stored else None)
+            settings = self._topics.settings
+            late = max(0.0, usage["head_age"] - settings.tier_delay)
+            lag = late if settings.shared_tier else None
+            placement = convert({**usage, "mover_lag": lag}, SharedPlacement)
         return of(PartitionDetails, log, bytes=log.size_bytes, shared=placement)
 
     def _groups_of(self, topic: str) -> list[TopicGroupParts]:

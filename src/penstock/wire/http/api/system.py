@@ -1,4 +1,4 @@
-"""Health, metrics and what this server is."""
+"""Health and metrics of the broker, and its buffer."""
 
 import asyncio
 import logging
@@ -11,12 +11,24 @@ import msgspec
 from penstock import __version__
 from penstock.broker import Broker
 from penstock.contract import operations
-from penstock.contract.broker import PROMETHEUS, Alive, BrokerReady, BrokerStatus, ReadyQuery
+from penstock.contract.broker import (
+    PROMETHEUS,
+    Alive,
+    BrokerReady,
+    BrokerStatus,
+    BufferStatus,
+    MaintenanceModes,
+    ReadyQuery,
+)
+from penstock.contract.deliveries import Pushed
+from penstock.contract.operation import Audited
 from penstock.errors import PenstockError
 from penstock.metrics import State
 from penstock.monitor import StateMetrics
 from penstock.net import HttpClient
+from penstock.wire.auth import Role
 from penstock.wire.http.answers import plain
+from penstock.wire.http.api.pushes import push_answer
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route, serves
 
@@ -137,6 +149,32 @@ class SystemApi:
         scrape = self._broker.metrics.scrape(await self._worker_states())
         # In a thread: with a thousand queues the text is long.
         return Response(200, await asyncio.to_thread(scrape.text), PROMETHEUS)
+
+    @route(
+        "POST",
+        "/api/v1/buffers/events",
+        tag="internal",
+        answer=list[Pushed],
+        status=201,
+        role=Role.ADMIN,
+        audit=Audited("buffer.store"),
+    )
+    async def store_events(self, request: Request) -> Response:
+        """Store events given as the lines of a buffer file."""
+        return push_answer(*await self._broker.buffer.push_lines(request.body))
+
+    @serves(operations.REPLAY_BUFFER)
+    async def replay(self, action: str) -> BufferStatus:
+        if action == "replay":
+            self._broker.buffer.replay_now()
+        else:
+            await self._broker.buffer.retry_failed(now=True)
+        return self._broker.buffer.status.report()
+
+    @serves(operations.SWITCH_MAINTENANCE)
+    async def switch(self, body: MaintenanceModes) -> BufferStatus:
+        await self._broker.buffer.maintenance.switch(push=body.push, pop=body.pop)
+        return self._broker.buffer.status.report()
 
     async def _worker_states(self) -> list[State]:
         return [state for state in await asyncio.gather(*map(_state_of, self._workers)) if state]

@@ -7,8 +7,12 @@ from msgspec import UNSET
 
 from penstock.contract import operations
 from penstock.contract.noun import of
+from penstock.contract.operation import Audited
 from penstock.contract.topics import (
+    ArchivedOffset,
     AtQuery,
+    CleanupPolicy,
+    CompactBody,
     ConsumeQuery,
     Created,
     CreateQuery,
@@ -24,30 +28,47 @@ from penstock.contract.topics import (
     TopicDetails,
     TopicNextOffset,
     TopicPage,
+    TopicRolled,
     TopicRow,
     TopicsQuery,
 )
 from penstock.errors import InvalidRequest, NotFound, TooLarge
-from penstock.monitor.topic_rates import TopicRates
+from penstock.monitor.figures import TopicRates
 from penstock.protocol.kafka_batch import NewRecord
 from penstock.protocol.names import partition_label
 from penstock.protocol.records import payload_bytes
 from penstock.protocol.times import epoch_seconds
+from penstock.topics.compaction import Swapped
 from penstock.topics.groups import Groups
+from penstock.topics.moves import TopicMoves
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import LOCAL, SHARED, AnyLog, TopicStore
 from penstock.topics.tier.tier import Tier
+from penstock.wire.auth import Role
 from penstock.wire.feed import Feeds, messages_of
-from penstock.wire.http.api.listing import page_of
 from penstock.wire.http.api.topic_groups import group_details
 from penstock.wire.http.decoding import body_decoder
-from penstock.wire.http.messages import Request, Response, StreamResponse, json_response
-from penstock.wire.http.routes import serves
+from penstock.wire.http.messages import (
+    Request,
+    Response,
+    StreamResponse,
+    error_response,
+    json_response,
+)
+from penstock.wire.http.routes import ANY, HttpRoute, route, serves
 from penstock.wire.sse import stream_response
 
 CONSUME_BYTES = 16 << 20  # an answer holds at most this much payload, and at least one record
 MAX_MESSAGES = 1000
 MAX_PAYLOADS = 100_000  # of one produce: more would keep other requests waiting
+NO_TOPICS = (
+    "This broker serves queues only (topics.enabled: false). Topics, and what pipelines report,"
+    " are with the broker that has the topics: ask that one"
+)
+PATHS = (
+    *("/topics", "/topics/{rest...}", "/api/v1/pipelines", "/api/v1/pipelines/{rest...}"),
+    *("/api/v1/scrub", "/api/v1/tier", "/api/v1/tier/flush", "/api/v1/analytics/topic-groups"),
+)
 OCTETS = "application/octet-stream"
 
 
@@ -58,8 +79,11 @@ read_produce = body_decoder(ProduceBody)
 class TopicsApi:
     tag = "topics"
 
-    def __init__(self, topics: TopicStore, groups: Groups, feeds: Feeds) -> None:
+    def __init__(
+        self, topics: TopicStore, groups: Groups, feeds: Feeds, moves: TopicMoves | None
+    ) -> None:
         self._topics = topics
+        self._moves = moves  # None: without a database
         self._rates = TopicRates(topics)
         self._groups = groups
         self._feeds = feeds
@@ -70,7 +94,7 @@ class TopicsApi:
             return self._topics.names()
         self._rates.sample()
         rows = [self._row(self._topics.require(name)) for name in self._topics.names()]
-        return TopicPage(*page_of(rows, args))
+        return TopicPage(*args.page(rows))
 
     def _row(self, topic: AnyLog) -> TopicRow:
         lags = [self._groups.lag(group, topic.name) for group in self._groups.names(topic.name)]
@@ -152,7 +176,35 @@ class TopicsApi:
             rate=self._rates.rate(topic),
             history=self._rates.recent(topic),
             retention=Retention(settings.retention_bytes, settings.retention_age),
+            move=self._moves and self._moves.status(topic),
         )
+
+    @serves(operations.SET_TOPIC_POLICY)
+    async def set_policy(self, topic: str, body: CleanupPolicy) -> CleanupPolicy:
+        await self._topics.require(topic).set_policy(body.policy)
+        return body
+
+    @serves(operations.SET_ARCHIVED_OFFSET)
+    async def set_archived(self, topic: str, body: ArchivedOffset) -> ArchivedOffset:
+        await self._topics.local(topic).mark_archived(body.offset)
+        return body
+
+    @serves(operations.ROLL_TOPIC)
+    async def roll(self, topic: str) -> TopicRolled:
+        log = self._topics.local(topic)
+        await log.seal()
+        return TopicRolled(topic, log.segments[-1].base)
+
+    @route(
+        "POST",
+        "/topics/{topic}/compact",
+        tag="internal",
+        role=Role.ADMIN,
+        audit=Audited("topic.compact"),
+    )
+    async def compact(self, topic: str, body: CompactBody) -> Swapped:
+        """Replace adjacent sealed segments with one that keeps only the given records."""
+        return await self._topics.compact(topic, body.bases, body.keep, body.incarnation)
 
     @serves(operations.PRODUCE)
     def produce(self, request: Request) -> Awaitable[Response]:
@@ -309,3 +361,13 @@ def _start(
 
 def _placement(log: AnyLog) -> str:
     return SHARED if isinstance(log, SharedLog) else LOCAL
+
+
+def no_topics() -> list[HttpRoute]:
+    """Return the routes of a broker without topics, which say who has them."""
+    return [
+        HttpRoute(
+            ANY, path, lambda _: error_response(501, NO_TOPICS), hidden=True, role=Role.PUBLIC
+        )
+        for path in PATHS
+    ]
