@@ -319,12 +319,12 @@ class Rounds:
             rounds=3,
         )
 
-    async def push(self, connections: int, batch: int) -> float:
+    async def push(self, connections: int, batch: int, seconds: float = SECONDS) -> float:
         ground, queue = self.ground, self.ground.fresh()
         await ground.fill(queue, PARTITIONS, PARTITIONS, 1)
         callers = await ground.callers(connections)
         try:
-            return await produce(ground, callers, queue, batch)
+            return await produce(ground, callers, queue, batch, seconds)
         finally:
             _close(callers)
 

@@ -35,6 +35,8 @@ from bench.queues import BATCHED, PLAINLY, Ground, Rounds, _close, rate
 from tests.support.broker import ServeProcess
 
 ROOT = Path(__file__).parent.parent
+# Short turns of one and the other: what else the machine does falls on both.
+TURN_SECONDS = 0.4
 Round = Callable[[], Coroutine[Any, Any, float]]
 
 
@@ -112,14 +114,14 @@ def compare(reference: str, rounds: int, only: str) -> None:
         brokers = {"here": ground.broker, reference: stack.enter_context(other)}
         load = Rounds(ground)
         works: dict[str, Round] = {
-            "push of 1, 1 connection": partial(load.push, 1, 1),
-            "push of 1, 64 connections": partial(load.push, 64, 1),
-            "push of 100, 16 connections": partial(load.push, 16, 100),
-            "pop + ack 1, 1 connection": partial(_take, ground, 1, 1),
-            "pop + ack 1, 16 connections": partial(_take, ground, 16, 1),
-            "pop + ack 1, 64 connections": partial(_take, ground, 64, 1),
-            "pop + ack 10, 8 connections": partial(_take, ground, 8, 10),
-            "pop + ack 100, 8 connections": partial(load.take, 8, 100),
+            "push of 1, 1 connection": partial(load.push, 1, 1, TURN_SECONDS),
+            "push of 1, 64 connections": partial(load.push, 64, 1, TURN_SECONDS),
+            "push of 100, 16 connections": partial(load.push, 16, 100, TURN_SECONDS),
+            "pop + ack 1, 1 connection": partial(_take, ground, 1, 1, 500),
+            "pop + ack 1, 16 connections": partial(_take, ground, 16, 1, 2000),
+            "pop + ack 1, 64 connections": partial(_take, ground, 64, 1, 2000),
+            "pop + ack 10, 8 connections": partial(_take, ground, 8, 10, 10_000),
+            "pop + ack 100, 8 connections": partial(_take, ground, 8, 100, 40_000),
         }
         for name, once in works.items():
             if only not in name:
@@ -155,10 +157,10 @@ def _median(costs: list[dict[str, float]], part: str) -> float:
     return statistics.median(one[part] for one in costs)
 
 
-async def _take(ground: Ground, connections: int, batch: int) -> float:
+async def _take(ground: Ground, connections: int, batch: int, count: int) -> float:
     """Pop and acknowledge, from more partitions than consumers; messages per second."""
     queue = ground.fresh()
-    await ground.fill(queue, 20_000, 200, 100)
+    await ground.fill(queue, count, 200, max(10, batch))
     callers = await ground.callers(connections)
     try:
         return await rate([partial(ground.take, caller, queue, batch) for caller in callers])
@@ -218,7 +220,7 @@ def _used(pid: int) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="bench.queues_cost", description=__doc__)
     parser.add_argument("--against", required=True, help="the other commit (a git reference)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each side (default: 5)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each side (default: 15)")
     parser.add_argument("--only", default="", help="a part of the names of works to compare")
     arguments = parser.parse_args()
     compare(arguments.against, arguments.rounds, arguments.only)

@@ -70,6 +70,8 @@ class Idle:
 
     async def close(self, timeout: float) -> None: ...
 
+    def terminate(self) -> None: ...
+
 
 async def test_a_wait_has_a_limit_and_a_failed_connect_takes_no_room() -> None:
     fails = True

@@ -21,7 +21,6 @@ async def test_the_log_says_why_a_standby_that_hangs_is_not_used(
             read_url=f"postgresql://me@127.0.0.1:{port}/app?sslmode=disable", acquire_timeout=0.1
         )
         standby = Standby(settings, "penstock", lambda: None)
-        await standby.start()
         assert await standby.read("SELECT 1") is None
-        await standby.stop()
+        standby.stop()
     assert "cannot be used, the primary is read instead: TimeoutError" in caplog.text

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import struct
 import time
 from typing import Any
 
 import pytest
 
 from penstock.metrics import Metrics
+from penstock.protocol.partitions import assigned_partitions
 from penstock.topics.assigned_groups import (
     AssignedGroups,
     GroupState,
@@ -269,3 +271,11 @@ async def test_a_static_member_comes_back_in_its_place_and_its_former_self_is_fe
     twice = joining(first.member, instance="a")
     assert await refused(all_groups.join("g", twice)) is Refusal.FENCED_INSTANCE_ID
     all_groups.stop()
+
+
+def test_an_assignment_that_is_none_assigns_nothing():
+    good = struct.pack(">hih1sii", 1, 1, 1, b"t", 1, 7)
+    assert assigned_partitions(good) == {"t": [7]}
+    assert assigned_partitions(good[:-1]) == {}
+    # a length of -6 leads back to itself, 1000 times
+    assert assigned_partitions(struct.pack(">hihih", 1, 1001, 0, 0, -6)) == {}

@@ -59,8 +59,6 @@ class Recovery(msgspec.Struct):
 
 
 class FileStatus(msgspec.Struct, rename="camel"):
-    """One buffer file."""
-
     name: str
     kind: str
     events: int
@@ -107,7 +105,5 @@ class AuditEntry(msgspec.Struct):
 
 
 class AuditPage(msgspec.Struct):
-    """Changes, newest first."""
-
     entries: list[AuditEntry]
     next: int | None  # `before` of the next page; None: these were the last

@@ -35,18 +35,12 @@ class ConsumerHealth(Noun, kw_only=True):
 
 
 class Consumers(Noun):
-    """The running consumers."""
-
     consumers: list[ConsumerHealth]
 
 
 class ConsumersReport(Noun):
-    """What one process reports of its consumers."""
-
     consumers: Annotated[list[ConsumerHealth], msgspec.Meta(max_length=MAX_REPORTS)]
 
 
 class Reported(Noun):
-    """How many consumers were reported."""
-
     reported: int

@@ -53,8 +53,6 @@ TaskState = Literal["running", "finished", "failed", "cancelled"]
 
 
 class BackgroundTask(msgspec.Struct, rename="camel"):
-    """A background task and its progress."""
-
     id: str
     kind: TaskKind
     what: str  # the dead letters it is about, in words

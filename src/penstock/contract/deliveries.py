@@ -39,8 +39,6 @@ class Item(msgspec.Struct, rename="camel", gc=False):
 
 
 class Ack(msgspec.Struct, rename="camel", gc=False):
-    """An acknowledgement of a message."""
-
     transaction_id: str
     partition_id: str
     lease_id: str | None = None
@@ -216,8 +214,6 @@ class PopQuery(PopOptions, frozen=True):
 
 
 class PopSource(PopOptions, frozen=True, forbid_unknown_fields=True):
-    """One of the pops in a request."""
-
     queue: str | None = None
     partition: str | None = None
 

@@ -43,8 +43,6 @@ class GroupPosition(Noun, kw_only=True):
 
 
 class GroupPositions(Noun):
-    """The positions of a consumer group in one queue."""
-
     partitions: list[GroupPosition]
 
 

@@ -32,8 +32,6 @@ class Lifeline(msgspec.Struct):
 
 
 class Hit(msgspec.Struct, rename="camel"):
-    """One result of a search for messages."""
-
     queue: str
     partition: str
     partition_id: str
@@ -75,8 +73,6 @@ class SearchQuery(TimesQuery, rename="camel", frozen=True):
 
 
 class ErrorGroup(msgspec.Struct):
-    """Dead letters with the same error."""
-
     error: str
     queue: str
     group: str

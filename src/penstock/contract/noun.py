@@ -14,8 +14,6 @@ class Noun(msgspec.Struct, rename="camel"):
 
 
 class TimeRange(Noun):
-    """A range of time."""
-
     from_: datetime = msgspec.field(name="from")
     to: datetime
 

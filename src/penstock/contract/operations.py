@@ -5,59 +5,22 @@ Operations of Queen MQ's API that Penstock itself does not use are in `penstock.
 
 from types import NoneType
 
-from penstock.contract import deliveries, inspection, queries, topics
-from penstock.contract.broker import (
-    PROMETHEUS,
-    Alive,
-    AuditPage,
-    BrokerReady,
-    BrokerStatus,
-    BufferStatus,
-    MaintenanceModes,
-    ReadyQuery,
-)
-from penstock.contract.consumers import Consumers, ConsumersReport, Reported
-from penstock.contract.dead_letters import BackgroundTask, DeadLetters, Purged, Requeued, TaskList
-from penstock.contract.groups import Group, GroupDeleted, GroupPositions, Seek
-from penstock.contract.inspection import Minutes, MinutesQuery
-from penstock.contract.messages import (
-    MessageDeleted,
-    MessageRetried,
-    MessageWithPayload,
-    ScheduledMessage,
-    ScheduledMessages,
-    StoredMessages,
-    TraceAdded,
-    TraceBody,
+from penstock.contract import (
+    broker,
+    consumers,
+    dead_letters,
+    deliveries,
+    groups,
+    inspection,
+    messages,
+    pipelines,
+    queries,
+    queues,
+    routes,
+    schedules,
+    topics,
 )
 from penstock.contract.operation import Audited, Section
-from penstock.contract.pipelines import (
-    PipelineList,
-    PipelineReport,
-    PipelineStatus,
-    PipelineWish,
-)
-from penstock.contract.queues import (
-    Configure,
-    Configured,
-    OptionsOfQueue,
-    QueueCleared,
-    QueueDeleted,
-    QueueDetails,
-    QueuePage,
-    QueuePartitions,
-)
-from penstock.contract.routes import (
-    DeadRecordPage,
-    RecordCount,
-    RouteDefinition,
-    RouteInspection,
-    RouteList,
-    RoutePushed,
-    RouteStatus,
-    WaitingRecords,
-)
-from penstock.contract.schedules import Schedule, ScheduleDefinition, ScheduleList, ScheduleRun
 from penstock.protocol.queue_options import QueueOptions
 from penstock.protocol.records import RecordMessage
 from penstock.protocol.roles import Role
@@ -66,35 +29,35 @@ from penstock.protocol.roles import Role
 
 CONFIGURE_QUEUE = Section("queues", "/api/v1").post(
     "/configure",
-    Configured,
+    queues.Configured,
     "Create a queue or replace its options",
-    body=Configure,
+    body=queues.Configure,
     decode=False,
     again=True,
     audit=Audited("queue.configure", body=("queue", "namespace", "task", "options")),
 )
 _queues = Section("queues", "/api/v1/queues")
 LIST_QUEUES = _queues.get(
-    "", QueuePage, "List queues with their counts and rates", query=queries.QueueListQuery
+    "", queues.QueuePage, "List queues with their counts and rates", query=queries.QueueListQuery
 )
 GET_QUEUE = _queues.get(
     "/{queue}",
-    QueueDetails,
+    queues.QueueDetails,
     "A queue with its options and consumer groups",
     query=queries.RecentQuery,
 )
 LIST_QUEUE_PARTITIONS = _queues.get(
     "/{queue}/partitions",
-    QueuePartitions,
+    queues.QueuePartitions,
     "List a queue's partitions as a group sees them, those with the most waiting messages first",
     query=queries.QueuePartitionsQuery,
 )
 GET_QUEUE_OPTIONS = _queues.get(
-    "/{queue}/options", OptionsOfQueue, "The options of a queue and their meanings"
+    "/{queue}/options", queues.OptionsOfQueue, "The options of a queue and their meanings"
 )
 CHANGE_QUEUE_OPTIONS = _queues.patch(
     "/{queue}/options",
-    OptionsOfQueue,
+    queues.OptionsOfQueue,
     "Change some options of a queue and keep the others",
     body=QueueOptions,
     decode=False,
@@ -102,14 +65,14 @@ CHANGE_QUEUE_OPTIONS = _queues.patch(
 )
 DELETE_QUEUE = _queues.delete(
     "/{queue}",
-    QueueDeleted,
+    queues.QueueDeleted,
     "Delete a queue with all its messages",
     role=Role.ADMIN,
     audit=Audited("queue.delete", answer=("existed",)),
 )
 CLEAR_QUEUE = _queues.delete(
     "/{queue}/clear",
-    QueueCleared,
+    queues.QueueCleared,
     "Delete the messages of a queue or a partition and keep the queue",
     query=queries.ClearQuery,
     role=Role.ADMIN,
@@ -180,38 +143,38 @@ COMMIT_TRANSACTION = _deliveries.post(
 _messages = Section("messages", "/api/v1/messages")
 _MESSAGE = "/{partition}/{transaction}"
 LIST_MESSAGES = _messages.get(
-    "", StoredMessages, "List messages, newest first", query=queries.MessagesQuery
+    "", messages.StoredMessages, "List messages, newest first", query=queries.MessagesQuery
 )
 GET_MESSAGE = _messages.get(
-    _MESSAGE, MessageWithPayload, "A message with its payload and its state in each group"
+    _MESSAGE, messages.MessageWithPayload, "A message with its payload and its state in each group"
 )
 DELETE_MESSAGE = _messages.delete(
-    _MESSAGE, MessageDeleted, "Delete a message", audit=Audited("message.delete")
+    _MESSAGE, messages.MessageDeleted, "Delete a message", audit=Audited("message.delete")
 )
 RETRY_MESSAGE = _messages.post(
     f"{_MESSAGE}/retry",
-    MessageRetried,
+    messages.MessageRetried,
     "Deliver a message again",
     query=queries.GroupQuery,
     audit=Audited("message.retry"),
 )
 ADD_TRACE = Section("queen", "/api/v1/traces").post(
-    "", TraceAdded, "Attach a trace event to a message", body=TraceBody
+    "", messages.TraceAdded, "Attach a trace event to a message", body=messages.TraceBody
 )
 
 _groups = Section("groups", "/api/v1/consumer-groups")
 LIST_GROUPS = _groups.get(
-    "", list[Group], "List consumer groups, by queue", query=queries.GroupListQuery
+    "", list[groups.Group], "List consumer groups, by queue", query=queries.GroupListQuery
 )
 DESCRIBE_GROUP = _groups.get(
     "/{group}",
-    dict[str, GroupPositions],
+    dict[str, groups.GroupPositions],
     "Position of a group in each partition, by queue",
     query=queries.GroupPage,
 )
 DELETE_GROUP = _groups.delete(
     "/{group}",
-    GroupDeleted,
+    groups.GroupDeleted,
     "Delete a consumer group on all queues, or on the named one",
     also=("/{group}/queues/{queue}",),
     query=queries.DeleteGroupQuery,
@@ -220,7 +183,7 @@ DELETE_GROUP = _groups.delete(
 )
 SEEK = _groups.post(
     "/{group}/queues/{queue}/seek",
-    Seek,
+    groups.Seek,
     "Move a group to the end, the beginning or a time; with `dryRun`, only count the messages",
     body=queries.SeekBody | None,
     audit=Audited(
@@ -230,18 +193,21 @@ SEEK = _groups.post(
 )
 _dead_letters = Section("dead letters", "/api/v1/dlq")
 LIST_DEAD_LETTERS = _dead_letters.get(
-    "", DeadLetters, "List dead letters, newest first", query=queries.DeadLetterPageQuery
+    "",
+    dead_letters.DeadLetters,
+    "List dead letters, newest first",
+    query=queries.DeadLetterPageQuery,
 )
 REQUEUE_DEAD_LETTERS = _dead_letters.post(
     "/requeue",
-    Requeued,
+    dead_letters.Requeued,
     "Requeue the dead letters that match, to the groups they failed in",
     query=queries.DeadLetterQuery,
     audit=Audited("deadletters.requeue", answer=("requeued",)),
 )
 PURGE_DEAD_LETTERS = _dead_letters.delete(
     "",
-    Purged,
+    dead_letters.Purged,
     "Delete the dead letters that match",
     query=queries.DeadLetterQuery,
     role=Role.ADMIN,
@@ -251,25 +217,28 @@ PURGE_DEAD_LETTERS = _dead_letters.delete(
 _consumers = Section("groups", "/api/v1/consumers")
 LIST_CONSUMERS = _consumers.get(
     "",
-    Consumers,
+    consumers.Consumers,
     "Running consumers, as they report themselves: messages in flight, last error",
     query=queries.ConsumersQuery,
 )
 REPORT_CONSUMERS = Section("internal", "/api/v1/consumers").post(
     "",
-    Reported,
+    consumers.Reported,
     "Report the status of consumers; the Python client does so every few seconds",
-    body=ConsumersReport,
+    body=consumers.ConsumersReport,
     again=True,
 )
 
 _scheduled = Section("delayed messages", "/api/v1/scheduled")
 _SCHEDULED_MESSAGE = "/{queue}/{partition}/{transaction}"
 LIST_SCHEDULED = _scheduled.get(
-    "", ScheduledMessages, "List delayed messages, next due first", query=queries.ScheduledQuery
+    "",
+    messages.ScheduledMessages,
+    "List delayed messages, next due first",
+    query=queries.ScheduledQuery,
 )
 GET_SCHEDULED = Section("internal", "/api/v1/scheduled").get(
-    _SCHEDULED_MESSAGE, ScheduledMessage, "A delayed message with its payload"
+    _SCHEDULED_MESSAGE, messages.ScheduledMessage, "A delayed message with its payload"
 )
 CANCEL_SCHEDULED = _scheduled.delete(
     _SCHEDULED_MESSAGE,
@@ -280,14 +249,16 @@ CANCEL_SCHEDULED = _scheduled.delete(
 
 _schedules = Section("schedules", "/api/v1/schedules")
 LIST_SCHEDULES = _schedules.get(
-    "", ScheduleList, "List all schedules with their last and next runs"
+    "", schedules.ScheduleList, "List all schedules with their last and next runs"
 )
-GET_SCHEDULE = _schedules.get("/{name}", Schedule, "A schedule with its last and next runs")
+GET_SCHEDULE = _schedules.get(
+    "/{name}", schedules.Schedule, "A schedule with its last and next runs"
+)
 PUT_SCHEDULE = _schedules.put(
     "/{name}",
-    Schedule,
+    schedules.Schedule,
     "Create or replace a schedule",
-    body=ScheduleDefinition,
+    body=schedules.ScheduleDefinition,
     audit=Audited(
         "schedule.put", body=("cron", "timezone", "queue", "partition", "catchUp", "paused")
     ),
@@ -301,7 +272,7 @@ DELETE_SCHEDULE = _schedules.delete(
 )
 CONTROL_SCHEDULE = _schedules.post(
     "/{name}/{action}",
-    Schedule,
+    schedules.Schedule,
     "Pause or resume a schedule; runs that were due while it was paused are skipped",
     choices=("pause", "resume"),
     audit=Audited("schedule.{action}"),
@@ -309,23 +280,23 @@ CONTROL_SCHEDULE = _schedules.post(
 )
 RUN_SCHEDULE = _schedules.post(
     "/{name}/run",
-    ScheduleRun,
+    schedules.ScheduleRun,
     "Push the message of a schedule now; its next runs do not change",
     audit=Audited("schedule.run", answer=("transactionId", "result")),
 )
 
 _routes = Section("export", "/api/v1/routes")
-LIST_ROUTES = _routes.get("", RouteList, "List all routes with their status")
+LIST_ROUTES = _routes.get("", routes.RouteList, "List all routes with their status")
 CREATE_ROUTE = _routes.post(
     "",
-    RouteStatus,
+    routes.RouteStatus,
     "Create a route",
-    body=RouteDefinition,
+    body=routes.RouteDefinition,
     status=201,
     role=Role.ADMIN,
     audit=Audited("route.create", body=("name",)),
 )
-GET_ROUTE = _routes.get("/{name}", RouteStatus, "A route's status")
+GET_ROUTE = _routes.get("/{name}", routes.RouteStatus, "A route's status")
 DELETE_ROUTE = _routes.delete(
     "/{name}",
     NoneType,
@@ -352,11 +323,11 @@ TAKE_SAMPLES = Section("export", "/api/v1").post(
     body=bytes,
 )
 PUSH_TO_ROUTE = _routes.post(
-    "/{name}/push", RoutePushed, "Add records to the route's send queue", status=201
+    "/{name}/push", routes.RoutePushed, "Add records to the route's send queue", status=201
 )
 CONTROL_ROUTE = _routes.post(
     "/{name}/{action}",
-    RouteStatus,
+    routes.RouteStatus,
     "Pause a route (it sends nothing), drain it (it accepts no new records and delivers the queued"
     " ones), or resume it",
     choices=("pause", "resume", "drain"),
@@ -366,43 +337,43 @@ CONTROL_ROUTE = _routes.post(
 )
 PURGE_ROUTE = _routes.post(
     "/{name}/purge",
-    RecordCount,
+    routes.RecordCount,
     "Drop all records in the route's send queue",
     role=Role.ADMIN,
     audit=Audited("route.purge", answer=("records",)),
 )
 REPLAY_ROUTE = _routes.post(
     "/{name}/replay",
-    RecordCount,
+    routes.RecordCount,
     "Put the route's dead letters back into its send queue",
     role=Role.ADMIN,
     audit=Audited("route.replay", answer=("records",)),
 )
 LIST_ROUTE_DEAD_LETTERS = _routes.get(
     "/{name}/deadletters",
-    DeadRecordPage,
+    routes.DeadRecordPage,
     "List the route's dead letters",
     query=queries.RouteDeadLettersQuery,
 )
 _route_files = Section("internal", "/api/v1/routes")
 LIST_ROUTE_RECORDS = _route_files.get(
     "/{name}/records",
-    WaitingRecords,
+    routes.WaitingRecords,
     "List records in the route's send queue",
     query=queries.LimitQuery,
 )
 INSPECT_ROUTE = _route_files.get(
-    "/{name}/inspect", RouteInspection, "Read and verify the route's files"
+    "/{name}/inspect", routes.RouteInspection, "Read and verify the route's files"
 )
 
 _tasks = Section("dead letters", "/api/v1/tasks")
 LIST_TASKS = _tasks.get(
-    "", TaskList, "List background tasks of all brokers on this database, newest first"
+    "", dead_letters.TaskList, "List background tasks of all brokers on this database, newest first"
 )
-GET_TASK = _tasks.get("/{id}", BackgroundTask, "Progress of a background task")
+GET_TASK = _tasks.get("/{id}", dead_letters.BackgroundTask, "Progress of a background task")
 START_REQUEUE = _tasks.post(
     "/requeue",
-    BackgroundTask,
+    dead_letters.BackgroundTask,
     "Requeue the dead letters that match, in the background",
     query=queries.DeadLetterQuery,
     status=202,
@@ -410,7 +381,7 @@ START_REQUEUE = _tasks.post(
 )
 START_PURGE = _tasks.post(
     "/purge",
-    BackgroundTask,
+    dead_letters.BackgroundTask,
     "Delete the dead letters that match, in the background",
     query=queries.DeadLetterQuery,
     status=202,
@@ -419,62 +390,64 @@ START_PURGE = _tasks.post(
 )
 CANCEL_TASK = _tasks.delete(
     "/{id}",
-    BackgroundTask,
+    dead_letters.BackgroundTask,
     "Cancel a background task; what it has already done is not undone",
     audit=Audited("task.cancel", answer=("kind", "what", "done")),
 )
 LIST_CHANGES = Section("system", "/api/v1/audit").get(
     "",
-    AuditPage,
+    broker.AuditPage,
     "Audit log: who changed what and when, newest first",
     query=queries.AuditQuery,
     role=Role.ADMIN,
 )
 GET_ANALYTICS = Section("analytics", "/api/v1/analytics").get(
     "",
-    Minutes,
+    inspection.Minutes,
     "Messages, bytes, latency, retries, dead letters and lag per interval, from the last rollup",
-    query=MinutesQuery,
+    query=inspection.MinutesQuery,
 )
 _system = Section("system", "")
 GET_HEALTH = _system.get(
     "/health",
-    BrokerStatus,
+    broker.BrokerStatus,
     "Health of the broker: 200 while the database answers, otherwise 503",
 )
 GET_LIVENESS = _system.get(
-    "/health/live", Alive, "Liveness probe: 200 while the process serves requests"
+    "/health/live", broker.Alive, "Liveness probe: 200 while the process serves requests"
 )
 GET_READINESS = _system.get(
     "/health/ready",
-    BrokerReady,
+    broker.BrokerReady,
     "Readiness probe: 503 while the process starts, shuts down, or can neither store nor buffer"
     " messages, otherwise 200",
-    query=ReadyQuery,
+    query=broker.ReadyQuery,
 )
 GET_METRICS = _system.get(
     "/metrics",
     NoneType,
     "Metrics in Prometheus text format, or as JSON if the Accept header asks for it",
-    answer_type=PROMETHEUS,
+    answer_type=broker.PROMETHEUS,
 )
 
 _pipelines = Section("pipelines", "/api/v1/pipelines")
 LIST_PIPELINES = _pipelines.get(
-    "", PipelineList, "List all pipelines that have reported to this broker"
+    "", pipelines.PipelineList, "List all pipelines that have reported to this broker"
 )
 GET_PIPELINE = _pipelines.get(
-    "/{name}", PipelineStatus, "A pipeline's last report, its last runs and its last minutes"
+    "/{name}",
+    pipelines.PipelineStatus,
+    "A pipeline's last report, its last runs and its last minutes",
 )
 REPORT_PIPELINE = Section("internal", "/api/v1/pipelines").put(
     "/{name}",
-    PipelineWish,
+    pipelines.PipelineWish,
     "Report the state of a pipeline; the answer says whether it should stop",
-    body=PipelineReport,
+    body=pipelines.PipelineReport,
 )
 STOP_PIPELINE = _pipelines.post(
     "/{name}/stop",
-    PipelineStatus,
+    pipelines.PipelineStatus,
     "Ask a pipeline to stop after its current batch",
     role=Role.ADMIN,
     audit=Audited("pipeline.stop"),
@@ -645,11 +618,13 @@ FLUSH_TIER = _tier.post(
 
 _buffer = Section("buffer", "/api/v1")
 GET_BUFFER = _buffer.get(
-    "/status/buffers", BufferStatus, "Events buffered on disk, and the progress of their replay"
+    "/status/buffers",
+    broker.BufferStatus,
+    "Events buffered on disk, and the progress of their replay",
 )
 REPLAY_BUFFER = _buffer.post(
     "/buffers/{action}",
-    BufferStatus,
+    broker.BufferStatus,
     "Replay the buffer now, or retry the events in `failed/`",
     choices=("replay", "retry-failed"),
     role=Role.ADMIN,
@@ -657,10 +632,10 @@ REPLAY_BUFFER = _buffer.post(
 )
 SWITCH_MAINTENANCE = _buffer.put(
     "/buffers/maintenance",
-    BufferStatus,
+    broker.BufferStatus,
     "Turn maintenance modes on or off: with `push`, pushes go to the buffer; with `pop`, pops get"
     " no messages",
-    body=MaintenanceModes,
+    body=broker.MaintenanceModes,
     role=Role.ADMIN,
     audit=Audited("maintenance", body=("push", "pop")),
 )

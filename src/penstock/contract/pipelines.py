@@ -15,8 +15,6 @@ class PipelineNode(msgspec.Struct):
 
 
 class PipelineBatch(msgspec.Struct):
-    """One of the last batches of a pipeline."""
-
     batch: int
     at: str
     rows: int
@@ -49,8 +47,6 @@ class PipelineReport(msgspec.Struct):
 
 
 class PipelineRun(msgspec.Struct):
-    """One of a pipeline's last runs."""
-
     state: str
     started_at: float | None
     rows: int | None

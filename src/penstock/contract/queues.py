@@ -10,8 +10,6 @@ from penstock.protocol.queue_options import QueueOptions
 
 
 class ConfigureBody(msgspec.Struct):
-    """The configuration of a queue."""
-
     queue: str
     namespace: str | None = None
     task: str | None = None
@@ -21,8 +19,6 @@ class ConfigureBody(msgspec.Struct):
 
 
 class Configure(ConfigureBody):
-    """The configuration of a queue."""
-
     options: QueueOptions | None = None  # type: ignore[assignment]
 
 
@@ -39,24 +35,18 @@ class Configured(Noun):
 
 
 class OptionMeaning(Noun):
-    """What an option means."""
-
     name: str
     default: int | bool | str
     meaning: str
 
 
 class OptionsOfQueue(Noun):
-    """The options of a queue and their meanings."""
-
     queue: str
     options: QueueOptions
     about: list[OptionMeaning]
 
 
 class QueueDeleted(Noun):
-    """The result of deleting a queue."""
-
     deleted: bool
     queue: str
     existed: bool
@@ -86,8 +76,6 @@ class QueueCounts(Noun):
 
 
 class PartitionInfo(Noun):
-    """A partition of a queue."""
-
     id: str
     name: str
     queue: str
@@ -117,8 +105,6 @@ class Queue(Noun, kw_only=True):
 
 
 class QueuePage(Noun):
-    """Queues that match, and how many there are in all."""
-
     queues: list[Queue]
     total: int
 

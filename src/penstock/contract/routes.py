@@ -24,8 +24,6 @@ class Accounting(Struct, rename="camel"):
 
 
 class SendQueueStatus(Struct, rename="camel", kw_only=True):
-    """The send queue."""
-
     accounting: Accounting
     batches: int
     records: int
@@ -94,8 +92,6 @@ class RouteDefinition(Struct, forbid_unknown_fields=True):
 
 
 class RouteRecords(Struct):
-    """Records to push to a route."""
-
     records: list[Raw]
 
 
@@ -107,14 +103,10 @@ class RoutePushed(Struct):
 
 
 class RecordCount(Struct):
-    """How many records were dropped or put back."""
-
     records: int
 
 
 class WaitingRecord(Struct):
-    """A record in a send queue."""
-
     sequence: int  # of its batch
     index: int  # in its batch
     record: str
@@ -122,14 +114,10 @@ class WaitingRecord(Struct):
 
 
 class WaitingRecords(Struct):
-    """The oldest records in a send queue."""
-
     records: list[WaitingRecord]
 
 
 class RouteDeadLetter(WaitingRecord):
-    """A record that a route gave up."""
-
     reason: str
     detail: str
     attempts: int
@@ -138,8 +126,6 @@ class RouteDeadLetter(WaitingRecord):
 
 
 class DeadRecordPage(Struct):
-    """A page of the records that a route gave up."""
-
     total: int
     letters: list[RouteDeadLetter]
     next: int | None  # the `offset` of the next page; None: these were the last
@@ -151,8 +137,6 @@ class DamagedBytes(Struct):
 
 
 class ChunkReport(Struct, omit_defaults=True):
-    """A file of the send queue."""
-
     name: str
     bytes: int
     blocks: int
@@ -163,8 +147,6 @@ class ChunkReport(Struct, omit_defaults=True):
 
 
 class RouteInspection(Struct, rename="camel", kw_only=True):
-    """The files of a route, read and checked."""
-
     chunks: list[ChunkReport]
     waiting_batches: int
     waiting_records: int
@@ -177,8 +159,6 @@ class RouteInspection(Struct, rename="camel", kw_only=True):
 
 
 class Repaired(Struct, rename="camel"):
-    """The books of a queue after its repair."""
-
     accounting: Accounting
     waiting_batches: int
     events: dict[str, int]

@@ -53,6 +53,4 @@ class Schedule(ScheduleDefinition, kw_only=True):
 
 
 class ScheduleList(Noun):
-    """All schedules, by name."""
-
     schedules: list[Schedule]

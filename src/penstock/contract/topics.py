@@ -64,8 +64,6 @@ class TopicsQuery(ListQuery):
 
 
 class TopicRow(Struct, rename="camel"):
-    """A topic in a list."""
-
     name: str
     records: int
     bytes: int

@@ -40,17 +40,12 @@ class Connector:
         self._open: set[asyncpg.Connection] = set()
         self._survey_connections: dict[Host, asyncpg.Connection] = {}
 
-    async def connect(
-        self, _: None = None, *, statement_timeout: float | None = None, **driver: Any
-    ) -> Any:
-        """Connect to the server in use. `statement_timeout` overrides the configured one.
-
-        asyncpg's pool passes a URL, which is None here, and options of the driver.
-        """
+    async def connect(self, statement_timeout: float | None = None) -> Any:
+        """Connect to the server in use. `statement_timeout` overrides the configured one."""
         server = self.server
         if server is None:
             raise WrongServer("no database server is in use")
-        connection = await self.dial(server.host, statement_timeout, **driver)
+        connection = await self.dial(server.host, statement_timeout)
         try:
             answering = await self.identify(connection, server.host)
             if answering != server or self.server != server:
@@ -62,7 +57,7 @@ class Connector:
         connection.add_termination_listener(lambda _: self._open.discard(connection))
         return connection
 
-    async def dial(self, host: Host, statement_timeout: float | None = None, **driver: Any) -> Any:
+    async def dial(self, host: Host, statement_timeout: float | None = None) -> Any:
         """Connect to this host, whichever server it is."""
         options: dict[str, Any] = {"host": host.host} if host.host else {}
         if host.port:
@@ -73,7 +68,6 @@ class Connector:
             target_session_attrs="any",  # `identify` checks it
             server_settings=self._session_settings(statement_timeout),
             **options,
-            **driver,
         )
 
     async def survey(self) -> list[Sighting]:

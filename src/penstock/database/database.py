@@ -171,9 +171,6 @@ class Database:
                 time.monotonic() - began,
                 self.embedded.pid(),
             )
-        await self._browsing.start()
-        if self._standby:
-            await self._standby.start()
         await self._health.start()
         self._watching = supervised("database watchdog", self._watch, self.metrics)
 
@@ -183,9 +180,9 @@ class Database:
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._notifications.stop()
         await self._health.stop()
-        await self._browsing.stop()
+        self._browsing.stop()
         if self._standby:
-            await self._standby.stop()
+            self._standby.stop()
         await self._pool.close()
         self._connector.close()
         if self.embedded:

@@ -1,4 +1,4 @@
-"""A pool for pushes and pops. It opens connections on demand and closes idle ones.
+"""A pool of connections. It opens them on demand and closes idle ones.
 
 asyncpg's own pool uses two tasks and a timer to release a connection, which costs more than a small
 call. This pool is a list. It does not reset connections between calls: sessions have no state.
@@ -14,8 +14,12 @@ IDLE_SECONDS = 20.0  # an idle connection is closed after this time
 CLOSE_SECONDS = 5.0  # time for calls to end when the pool is closed
 
 
+class AllInUse(TimeoutError):
+    """No connection became free in time."""
+
+
 class Pool:
-    """At most `max_size` connections, opened with `connect`."""
+    """At most `max_size` connections, opened with `connect`, which has a time limit of its own."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[Any]], max_size: int, timeout: float
@@ -37,10 +41,13 @@ class Pool:
         return len(self._idle)
 
     async def acquire(self) -> Any:
-        """Return a connection. Raises TimeoutError, or the error of opening one."""
+        """Return a connection. Raises AllInUse, or the error of opening one."""
         if self._room.locked():
-            async with asyncio.timeout(self._timeout):
-                await self._room.acquire()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await self._room.acquire()
+            except TimeoutError:
+                raise AllInUse from None
         else:
             await self._room.acquire()  # does not wait
         try:
@@ -49,8 +56,7 @@ class Pool:
                 if not connection.is_closed():
                     break
             else:
-                async with asyncio.timeout(self._timeout):
-                    connection = await self._connect()
+                connection = await self._connect()
         except BaseException:
             self._room.release()
             raise
@@ -70,15 +76,19 @@ class Pool:
 
     async def close(self) -> None:
         """Close all connections. Calls in flight have `CLOSE_SECONDS` to end."""
-        if self._timer is not None:
-            self._timer.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 for _ in range(self._max_size):
                     await self._room.acquire()
         closing = [connection.close(timeout=CLOSE_SECONDS) for connection, _ in self._idle]
         await asyncio.gather(*closing, return_exceptions=True)
-        for connection in self.used:
+        self.terminate()
+
+    def terminate(self) -> None:
+        """Close all connections at once, also those in use."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in (*self.used, *(connection for connection, _ in self._idle)):
             connection.terminate()
 
     def _close_later(self) -> None:

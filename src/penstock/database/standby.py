@@ -58,13 +58,13 @@ class Standby(BrowsePool):
             )
             return None
 
-    async def _dial(self, _: None = None, **options: Any) -> Any:
+    async def _dial(self, statement_timeout: float) -> Any:
         """Connect to the first host that belongs to the primary's cluster."""
         primary = self._primary()
         problem: BaseException = WrongServer("the primary is not known")
         for host in self._connector.hosts:
             try:
-                connection = await self._connector.dial(host, **options)
+                connection = await self._connector.dial(host, statement_timeout)
                 try:
                     server = await self._connector.identify(connection, host)
                     if primary is not None and server.system == primary.system:

@@ -5,7 +5,7 @@ Subclasses implement `commit`, which writes the queued appends.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -177,23 +177,25 @@ class AppendsThrough:
 
     appends: AppendQueue
 
+    def _append(self, enqueue: Callable[[Promise], None]) -> "asyncio.Future[Appended]":
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        enqueue(future)
+        self.appends.schedule()
+        return future
+
     def append(
         self, payloads: Sequence[Bytes], producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
         """Append the payloads as one batch, all or none."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.appends.enqueue(payloads, future, producer)
-        self.appends.schedule()
-        return future
+        return self._append(lambda promise: self.appends.enqueue(payloads, promise, producer))
 
     def append_arrays(
         self, lengths: np.ndarray, payloads: memoryview, producer: Producer | None = None
     ) -> "asyncio.Future[Appended]":
         """Append payloads that lie one after another in `payloads`."""
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.appends.enqueue_arrays(lengths, payloads, future, producer)
-        self.appends.schedule()
-        return future
+        return self._append(
+            lambda promise: self.appends.enqueue_arrays(lengths, payloads, promise, producer)
+        )
 
     def append_records(
         self, records: Sequence[NewRecord], producer: Producer | None = None
@@ -201,16 +203,12 @@ class AppendsThrough:
         """Append records with keys, headers and timestamps, all or none. Raises `InvalidRecord` if
         the topic's format cannot store them.
         """
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.appends.enqueue_records(records, future, producer)
-        self.appends.schedule()
-        return future
+        return self._append(
+            lambda promise: self.appends.enqueue_records(records, promise, producer)
+        )
 
     def append_batch(self, head: BatchHead, data: memoryview) -> "asyncio.Future[Appended]":
         """Append a record batch from a Kafka client (`kafka_batch.split_batches`), unchanged if the
         format allows. Checks the producer's sequence.
         """
-        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        self.appends.enqueue_batch(head, data, future)
-        self.appends.schedule()
-        return future
+        return self._append(lambda promise: self.appends.enqueue_batch(head, data, promise))

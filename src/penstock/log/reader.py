@@ -22,15 +22,13 @@ T = TypeVar("T")
 R = TypeVar("R", Batch, Raw)
 
 
-class LogReader:
-    def __init__(self, segments: SegmentStore, damage: DamageReport) -> None:
-        self._segments = segments
-        self._damage = damage
-        self._closed = ""  # why reading is refused; empty: it is not
+class ReadsSegments:
+    """A log that reads its segments."""
 
-    def close(self, reason: str) -> None:
-        """Refuse to read: the log is deleted, and its paths may belong to another log now."""
-        self._closed = reason
+    _segments: SegmentStore
+    damage_report: DamageReport
+    # Why reading is refused: the log is deleted, and its paths may belong to another log now.
+    _unreadable = ""
 
     def read(
         self,
@@ -40,7 +38,10 @@ class LogReader:
         *,
         strict: bool = False,
     ) -> Batch:
-        """Return visible records of one segment from `offset` on; at least one, if there is one."""
+        """Return visible records of one segment from `offset` on; at least one, if there is one.
+
+        With `strict`, raises InvalidOffset for an offset outside the log.
+        """
         batch = self._retrying(
             self._first_of, offset, strict, lambda one, at: one.read(at, max_records, max_bytes)
         )
@@ -62,7 +63,12 @@ class LogReader:
         count: int = self._retrying(lambda segments: sum(one.records_from(at) for one in segments))
         return count
 
-    def offset_at(self, microseconds: int) -> int:
+    def offset_at(self, timestamp: float) -> int:
+        """Return the first offset appended at or after `timestamp` (seconds since 1970), or
+        `next_offset` if there is none.
+        """
+        microseconds = round(timestamp * 1e6)
+
         def search(segments: tuple[Segment, ...]) -> int:
             offsets = (segment.offset_at(microseconds) for segment in segments)
             return next((at for at in offsets if at is not None), self._segments.active.end)
@@ -73,7 +79,7 @@ class LogReader:
         """Return the damage by which the record of this offset was lost, if it was."""
         places = (
             place
-            for place in self._damage.places
+            for place in self.damage_report.places
             if place.get("lost_from", -1) <= offset < place.get("lost_to", -1)
         )
         return next(places, None)
@@ -113,8 +119,8 @@ class LogReader:
     def _retrying(self, read: Callable[..., T], *args: Any) -> T:
         """Call `read` with the segments. Repeat it if they were replaced in the meantime."""
         while True:
-            if self._closed:
-                raise NotFound(self._closed)
+            if self._unreadable:
+                raise NotFound(self._unreadable)
             segments = self._segments.all
             try:
                 return read(segments, *args)

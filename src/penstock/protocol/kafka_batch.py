@@ -32,6 +32,7 @@ the batch has no field. The first record of such a batch has the header `PRODUCE
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from operator import lt
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -310,6 +311,14 @@ def _unsnap(snappy: Any, data: memoryview) -> bytes:
     return b"".join(parts)
 
 
+def undecodable(head: BatchHead, why: Damaged) -> Damaged:
+    """Return the error for records that cannot be decoded: brokers store what Kafka's clients send
+    without looking at the records.
+    """
+    offsets = f"{head.base_offset} to {head.next_offset - 1}"
+    return Damaged(f"the records of offsets {offsets} cannot be decoded: {why}", head.next_offset)
+
+
 class Fields(NamedTuple):
     """The positions of the parts of records within the encoded records. A length of -1 is null."""
 
@@ -322,8 +331,10 @@ class Fields(NamedTuple):
     header_starts: list[int]  # of the number of headers
 
 
-def find_fields(data: Bytes, count: int) -> Fields:
-    """Find the parts of all encoded records. Raises Damaged if the lengths do not fit."""
+def find_fields(data: Bytes, count: int, last: int) -> Fields:
+    """Find the parts of all encoded records; `last` is the offset delta of the batch. Raises
+    Damaged if the lengths or the offsets do not fit.
+    """
     fields = Fields([], [], [], [], [], [], [])
     data = bytes(data)  # indexing is twice as fast as with a memoryview
     at, size = 0, len(data)
@@ -350,6 +361,9 @@ def find_fields(data: Bytes, count: int) -> Fields:
         raise Damaged("the records of a batch do not fit their lengths") from None
     if at != size:
         raise Damaged(f"{size - at} bytes follow the records of a batch")
+    deltas = fields.offset_deltas
+    if not deltas or deltas[0] < 0 or deltas[-1] > last or not all(map(lt, deltas, deltas[1:])):
+        raise Damaged("the offsets of a batch are not in order")
     return fields
 
 
@@ -393,7 +407,9 @@ def find_records(data: bytes, count: int) -> list[int]:
 
 
 def read_headers(data: Bytes, at: int) -> tuple[tuple[str, bytes | None], ...]:
-    """Return the headers; `at` is the position of their number in the encoded records."""
+    """Return the headers; none if a client sent what cannot be decoded. `at` is the position of
+    their number in the encoded records.
+    """
     headers: list[tuple[str, bytes | None]] = []
     try:
         count, at = _varint_at(data, at)
@@ -405,7 +421,7 @@ def read_headers(data: Bytes, at: int) -> tuple[tuple[str, bytes | None], ...]:
             at += max(0, length)
             headers.append((name, value))
     except IndexError:
-        raise Damaged("the headers of a record do not fit their lengths") from None
+        return ()
     return tuple(headers)
 
 
@@ -420,7 +436,7 @@ def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int]
     records = memoryview(data)[at + HEAD_SIZE : at + head.size]
     try:
         length, start = _varint_at(records, 0)
-        fields = find_fields(records[: start + length], 1)
+        fields = find_fields(records[: start + length], 1, 0)
         headers = read_headers(records, fields.header_starts[0])
     except (IndexError, Damaged):  # a client of Kafka has sent what nobody can decode
         return None
@@ -434,9 +450,12 @@ def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int]
 def decode_batch(data: Bytes, at: int = 0) -> list[KafkaRecord]:
     """Return the records of the batch at this position, without our own header."""
     head = BatchHead.parse(data, at)
-    records = records_bytes(data, head, at)
-    fields = find_fields(records, head.records)
     appended = head.max_timestamp if head.attributes & LOG_APPEND_TIME else None
+    try:
+        records = records_bytes(data, head, at)
+        fields = find_fields(records, head.records, head.last_offset_delta)
+    except Damaged as error:
+        raise undecodable(head, error) from None
     return [
         KafkaRecord(
             head.base_offset + offset,

@@ -196,13 +196,19 @@ class Batch:
     def decoded(
         cls, topic: str, partition: int, batches: memoryview, start: int, following: int
     ) -> "Batch":
-        """Return the records from offset `start` on of Kafka's record batches. `following` is where
-        the next read continues.
+        """Return the records from offset `start` on of Kafka's record batches, up to a batch that
+        cannot be decoded. `following` is where the next read continues.
         """
         records, at = list[Record](), 0
         while at < len(batches):
             head = BatchHead.parse(batches, at)
-            decoded = decode_batch(batches, at)
+            try:
+                decoded = decode_batch(batches, at)
+            except Damaged:
+                if not records:
+                    raise
+                following = head.base_offset
+                break
             records += (Record.decoded(one, partition) for one in decoded if one.offset >= start)
             at += head.size
         raw = b"".join(

@@ -15,7 +15,7 @@ catalog.py     a cache of queues, partitions and groups
 checks.py      what names and texts may be
 options.py     a table of the options of a queue, their limits and columns
 crypto.py      encrypts payloads and headers
-consumers.py   which connections pop, for the members of a group
+consumers.py   which connections pop, for the members of a group, and the reports of consumers
 failures.py    which worker reported a failure, for the timeline of a message
 context.py     what all parts get
 admin/         requests of people: groups, dead letters, messages, traces, figures, options

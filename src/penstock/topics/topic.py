@@ -1,8 +1,8 @@
 """Append to a topic, read its visible records and wait for more.
 
 Its parts are the segments and their durability (`SegmentStore`), the commits that write to them
-(`Appender`), the reads (`LogReader`) and the readers that wait for records (`Subscriptions`). Parts
-call the topic only through two callables, `on_commit` and `on_broken`.
+(`Appender`), and the readers that wait for records (`Subscriptions`). Parts call the topic only
+through two callables, `on_commit` and `on_broken`.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from penstock.log.layout import (
 )
 from penstock.log.limits import TopicLimits
 from penstock.log.producers import Producer
-from penstock.log.reader import LogReader
+from penstock.log.reader import ReadsSegments
 from penstock.log.recovery import RecoveredTopic
 from penstock.log.segment import Batch, FetchedBatches, Raw, Segment
 from penstock.log.segment_store import SegmentStore
@@ -73,7 +73,7 @@ def condemned(
         total -= segment.size
 
 
-class Topic(AppendsThrough):
+class Topic(AppendsThrough, ReadsSegments):
     appends: Appender
 
     def __init__(
@@ -108,7 +108,6 @@ class Topic(AppendsThrough):
             self._segments,
             on_commit=self.subscriptions.notify,
         )
-        self._reader = LogReader(self._segments, recovered.damage)
         self._apply_limits(recovered.limits)
 
     # Contents
@@ -182,24 +181,6 @@ class Topic(AppendsThrough):
     # Reading: records that are in the tier only raise `NotCached` on the event loop; use
     # `read_or_wait` there
 
-    def read(
-        self,
-        offset: int,
-        max_records: int = 1000,
-        max_bytes: int = 1 << 20,
-        *,
-        strict: bool = False,
-    ) -> Batch:
-        """Return visible records of one segment from `offset` on; at least one, if there is one.
-
-        With `strict`, raises InvalidOffset for an offset outside the log.
-        """
-        return self._reader.read(offset, max_records, max_bytes, strict=strict)
-
-    def raw(self, offset: int, max_bytes: int, *, strict: bool = False) -> Raw:
-        """Return the file and the position of visible records from `offset` on."""
-        return self._reader.raw(offset, max_bytes, strict=strict)
-
     def batches(self, offset: int, max_bytes: int) -> FetchedBatches:
         """Return whole record batches from `offset` on, at least one. Those of aiq's layout are
         encoded here. Raises InvalidOffset for an offset outside the log.
@@ -210,18 +191,6 @@ class Topic(AppendsThrough):
         batch = self.read(offset, MAX_BUILT_RECORDS, max_bytes, strict=True)
         data = encode_read(batch, self.timestamps(batch.offsets)) if batch.count else b""
         return FetchedBatches(data, batch.first_offset, batch.next_offset, batch.count)
-
-    def timestamps(self, offsets: np.ndarray) -> np.ndarray:
-        """Return the times of these records in microseconds since 1970."""
-        return self._reader.timestamps(offsets)
-
-    def records_from(self, offset: int) -> int:
-        """Return the number of records from `offset` on. Compaction may have left gaps."""
-        return self._reader.records_from(offset)
-
-    def lost_at(self, offset: int) -> dict[str, Any] | None:
-        """Return the damage by which the record of this offset was lost, if it was."""
-        return self._reader.lost_at(offset)
 
     def read_or_wait(self, read: Callable[[], T]) -> T | Awaitable[T]:
         """Return the result of `read`, or an awaitable for it if some records are in the tier."""
@@ -235,12 +204,6 @@ class Topic(AppendsThrough):
         """Return the result of `read`; wait for the tier if necessary."""
         result = self.read_or_wait(read)
         return await result if isinstance(result, Awaitable) else result
-
-    def offset_at(self, timestamp: float) -> int:
-        """Return the first offset appended at or after `timestamp` (seconds since 1970), or
-        `next_offset` if there is none.
-        """
-        return self._reader.offset_at(round(timestamp * 1e6))
 
     def age_at(self, offset: int) -> float | None:
         """Return the age in seconds of the record at `offset`, or of the next one; 0 if there is
@@ -394,7 +357,7 @@ class Topic(AppendsThrough):
         self._segments.abandon()
         await self._drain()
         self.subscriptions.end(self.appends.gone())
-        self._reader.close(str(self.appends.gone()))
+        self._unreadable = str(self.appends.gone())
         self._segments.close()
 
     async def _drain(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from penstock.config.schema import DatabaseSettings, TopicsSettings
 from penstock.database import Database
 from penstock.database.embedded import EmbeddedPostgres
-from penstock.errors import ConnectionLost, InvalidOffset, NotFound, Unavailable
+from penstock.errors import ConnectionLost, Damaged, InvalidOffset, NotFound, Unavailable
 from penstock.log.context import Instruments
 from penstock.log.producers import OutOfOrder, Producer, ProducerFenced
 from penstock.metrics import Metrics
@@ -22,6 +22,7 @@ from penstock.protocol.kafka_batch import (
     BatchHead,
     NewRecord,
     decode_batch,
+    encode_head,
     split_batches,
 )
 from penstock.queues.schema import SCHEMA
@@ -187,6 +188,24 @@ async def test_batches_in_flight_together_keep_the_order_of_their_producer(pair:
     assert [one.first_offset for one in again] == numbers
     assert [one.duplicate for one in again] == [True] * 10 + [False] * 10 + [True]
     assert await values(here) == [b"%d" % i for i in range(40)]
+
+
+async def test_records_that_cannot_be_decoded_hide_none_before_and_after_them(
+    broker: SharedTopics,
+) -> None:
+    log = await broker.create("orders", 1)
+    garbage = encode_head([b"\xff" * 20], 3, timestamps=(1, 1)) + b"\xff" * 20
+    await asyncio.gather(
+        log.append([b"before"]),
+        log.append_batch(*split_batches(garbage)[0]),
+        log.append([b"after"]),
+    )
+    before = await log.read_through(lambda: log.read(0))
+    assert (before.payloads(), before.next_offset) == ([b"before"], 1)
+    with pytest.raises(Damaged) as caught:
+        await log.read_through(lambda: log.read(1))
+    assert caught.value.resume == 4
+    assert await values(log, 4) == [b"after"]
 
 
 async def test_a_sparse_producer_may_leave_numbers_out(broker: SharedTopics) -> None:

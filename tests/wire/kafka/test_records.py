@@ -7,6 +7,7 @@ from pathlib import Path
 import cramjam
 import pytest
 
+from penstock.client import Client
 from penstock.errors import Damaged
 from penstock.log.format import InvalidRecord
 from penstock.protocol.kafka_batch import NewRecord, decode_batch, encode_head, split_batches
@@ -215,6 +216,17 @@ async def test_records_that_cannot_be_decoded_stop_nobody(tmp_path: Path, compac
             except Damaged as error:
                 lost.append(at)
                 at = error.resume or topic.next_offset
+        assert (found, lost) == ([b"before", b"h", b"after"], [1, 2, 62])
+        found, lost, at = [], [], 0
+        async with Client(topics=served.address) as client:
+            while at < topic.next_offset:
+                try:
+                    async for record in client.topic("orders").read(at):
+                        found.append(record.payload)
+                        at = record.offset + 1
+                except Damaged as error:
+                    lost.append(at)
+                    at = error.resume or topic.next_offset
         assert (found, lost) == ([b"before", b"h", b"after"], [1, 2, 62])
 
 

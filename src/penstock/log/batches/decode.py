@@ -2,7 +2,6 @@
 one.
 """
 
-from operator import lt
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from penstock.protocol.kafka_batch import (
     find_records,
     read_headers,
     records_bytes,
+    undecodable,
     without_ours,
 )
 
@@ -55,7 +55,7 @@ class Decoder:
 
     def add(self, batch: Bytes, head: BatchHead, at: int = 0) -> None:
         """Add the batch at this position of `batch`. Raises Damaged if its records cannot be
-        decoded: the broker stores what Kafka's clients send without looking at the records.
+        decoded.
         """
         try:
             data = bytes(records_bytes(batch, head, at))
@@ -70,26 +70,16 @@ class Decoder:
             else:
                 self._walk(data, head)
         except Damaged as error:
-            raise Damaged(
-                f"the records of offsets {head.base_offset} to {head.next_offset - 1} cannot be "
-                f"decoded: {error}",
-                head.next_offset,
-            ) from None
+            raise undecodable(head, error) from None
         self._data.append(data)
         self.size += len(data)
 
     def _walk(self, data: bytes, head: BatchHead) -> None:
-        fields, by = find_fields(data, head.records), self.size
-        deltas = fields.offset_deltas
-        if (
-            deltas[0] < 0
-            or deltas[-1] > head.last_offset_delta
-            or not all(map(lt, deltas, deltas[1:]))
-        ):
-            raise Damaged("the offsets of a batch are not in order")
+        fields = find_fields(data, head.records, head.last_offset_delta)
+        by = self.size
         offsets, times, key_starts, key_lengths, value_starts, value_lengths, headers = self._few
         base, appended = head.base_offset, head.attributes & LOG_APPEND_TIME
-        offsets += [base + delta for delta in deltas]
+        offsets += [base + delta for delta in fields.offset_deltas]
         times += (
             [head.max_timestamp] * head.records
             if appended
@@ -117,11 +107,18 @@ class Decoder:
 
 
 def decode_batches(data: bytes, start: int, end: int = 1 << 62) -> Columns:
-    """Return the records of the batches that have offsets in [start, end)."""
+    """Return the records of the batches that have offsets in [start, end). Raises Damaged if one
+    cannot be decoded, with the offset after it if it is the first one.
+    """
     decoder = Decoder()
     for at, head in batches_in(data):
         if head.next_offset > start and head.base_offset < end:
-            decoder.add(data, head, at)
+            try:
+                decoder.add(data, head, at)
+            except Damaged as error:
+                if decoder.size:
+                    error.resume = None
+                raise
     return decoder.columns()
 
 
@@ -143,11 +140,7 @@ def records_of(columns: Columns, part: slice, *, whole: bool = False) -> list[Ka
 
 
 def _headers(data: bytes, at: int, whole: bool) -> tuple[tuple[str, bytes | None], ...]:
-    """Return the headers; none if a client sent what cannot be decoded."""
-    try:
-        headers = read_headers(data, at)
-    except Damaged:
-        return ()
+    headers = read_headers(data, at)
     return headers if whole else without_ours(headers)
 
 
@@ -169,7 +162,8 @@ def decode_columns(data: bytes, head: BatchHead) -> Columns:
     ):
         raise Damaged("the records of a batch do not fit their lengths")
     if (
-        offset_deltas[0] < 0
+        not len(starts)
+        or offset_deltas[0] < 0
         or offset_deltas[-1] > head.last_offset_delta
         or not (offset_deltas[1:] > offset_deltas[:-1]).all()
     ):

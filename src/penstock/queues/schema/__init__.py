@@ -1,8 +1,7 @@
 """The SQL of queues: `migrations` make the tables, `functions` are what a release works on them
 with, `queries` are what the admin modules ask.
 
-docs/how-to/operations.md (Upgrades) has the rule that migrations follow: additive, so that the
-release before still works on the tables.
+Migrations only add, so that the previous release still works (docs/how-to/upgrade.md).
 """
 
 from penstock.database.migrate import SchemaFiles, sql_files

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.config.schema import TopicsSettings
 from penstock.database import Database
-from penstock.errors import InvalidOffset, NotFound, Unavailable
+from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
 from penstock.log.append_queue import AppendsThrough
 from penstock.log.batches.decode import decode_batches
 from penstock.log.batches.format import BATCHES
@@ -190,7 +190,11 @@ class SharedLog(AppendsThrough):
             fetched = self._whole_batches(offset, max_bytes, max_records, strict=strict)
             if not fetched.data:
                 return empty_batch(fetched.next_offset)
-            columns = decode_batches(fetched.data, offset)
+            try:
+                columns = decode_batches(fetched.data, offset)
+            except Damaged:  # read up to the batch that cannot be decoded
+                fetched = self._whole_batches(offset, 1, strict=strict)
+                columns = decode_batches(fetched.data, offset)
             count = len(columns.offsets)
             skip = int(np.searchsorted(columns.offsets, offset))
             if skip < count:

@@ -95,6 +95,16 @@ class Verifier:
         self.keys.require_some()
         return self._remember(token, self._verify(token, may_ask=False))
 
+    def check(self, identity: Identity | None, how: str) -> Identity:
+        """Return the identity of a connection. Refuse one that has shown no token, or whose token
+        has expired. `how` says how to show one.
+        """
+        if identity is None:
+            raise self._refusal("missing", f"Authentication required: {how}")
+        if identity.expires <= time.time():
+            raise self._refusal("expired", "The token has expired")
+        return identity
+
     def count(self, reason: str) -> None:
         self._refused.add(1, reason)
 

@@ -9,13 +9,14 @@ import time
 
 from kio.schema.errors import ErrorCode as Code
 
-from penstock.errors import Forbidden, PenstockError, Unauthorized
+from penstock.errors import PenstockError, Unauthorized
 from penstock.monitor.audit import Record
 from penstock.protocol.roles import Role
 from penstock.wire.auth import Identity, Verifier
 from penstock.wire.auth.verifier import UnknownKey
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
+from penstock.wire.kafka.errors import Refused
 
 PLAIN, OAUTHBEARER = "PLAIN", "OAUTHBEARER"
 MAX_FIRST_FRAME = 64 << 10  # bytes, before a connection has authenticated
@@ -30,23 +31,21 @@ class Access:
 
     def check_known(self, connection: KafkaConnection) -> None:
         """Refuse a connection that has shown no token, or whose token has expired."""
-        if self.verifier is None:
-            return
-        identity = connection.identity
-        if identity is None:
-            self.verifier.count("missing")
-            raise Unauthorized("Authentication required: use SASL PLAIN or OAUTHBEARER")
-        if identity.expires <= time.time():
-            self.verifier.count("expired")
-            raise Unauthorized("The token has expired")
+        if self.verifier is not None:
+            self.verifier.check(connection.identity, "use SASL PLAIN or OAUTHBEARER")
 
-    def require(self, connection: KafkaConnection, role: Role) -> None:
+    def require(
+        self,
+        connection: KafkaConnection,
+        role: Role,
+        code: Code = Code.topic_authorization_failed,
+    ) -> None:
         if self.verifier is None:
             return
         identity = connection.identity
         if identity is None or identity.role < role:
             self.verifier.count("role")
-            raise Forbidden(f"This needs the role {role.title}")
+            raise Refused(code, f"This needs the role {role.title}")
 
     async def note(self, connection: KafkaConnection, action: str, thing: str) -> None:
         if self.record is not None:

@@ -16,11 +16,10 @@ from penstock.log.layout import COMPACT, DELETE
 from penstock.protocol.roles import Role
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.store import LOCAL, PLACEMENTS, SHARED, AnyLog, TopicStore
-from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
 from penstock.wire.kafka.errors import Refused, failed
-from penstock.wire.kafka.node import Node
+from penstock.wire.kafka.node import KafkaHandlers
 
 POLICY = "cleanup.policy"
 PLACEMENT = "penstock.placement"  # local or shared, of a topic that is created
@@ -119,12 +118,7 @@ async def set_configs(topics: TopicStore, name: str, configs: Mapping[str, str |
             await topic.set_limits(replace(topic.limits, **changes))
 
 
-class ConfigRequests:
-    def __init__(self, topics: TopicStore, access: Access, node: Node) -> None:
-        self._node = node
-        self._topics = topics
-        self._access = access
-
+class ConfigRequests(KafkaHandlers):
     def describe_configs(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         results = []
         for asked in request.body.resources:

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from kio.schema.errors import ErrorCode as Code
 
@@ -10,6 +11,12 @@ from penstock import errors
 from penstock.log.format import InvalidRecord
 from penstock.log.producers import OutOfOrder, ProducerFenced
 from penstock.protocol.status import is_expected
+from penstock.topics.assigned_groups import MemberRefused
+from penstock.topics.shared.groups import NotCoordinator
+from penstock.wire.kafka.codec import Values
+
+H = TypeVar("H")  # the handlers
+C = TypeVar("C")  # the connection
 
 log = logging.getLogger("penstock.kafka")
 
@@ -30,7 +37,7 @@ _CODES: dict[type[BaseException], Code] = {
     errors.NotFound: Code.unknown_topic_or_partition,
     errors.InvalidOffset: Code.offset_out_of_range,
     errors.TooLarge: Code.message_too_large,
-    errors.Forbidden: Code.topic_authorization_failed,
+    NotCoordinator: Code.not_coordinator,
     errors.Unauthorized: Code.sasl_authentication_failed,
     errors.InvalidRequest: Code.invalid_request,
     errors.Conflict: Code.invalid_request,
@@ -43,6 +50,8 @@ _CODES: dict[type[BaseException], Code] = {
 def code_of(error: BaseException) -> Code:
     if isinstance(error, Refused):
         return error.code
+    if isinstance(error, MemberRefused):
+        return Code[error.refusal.name.lower()]
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind]
@@ -59,6 +68,22 @@ def text_of(error: BaseException) -> str:
 def failed(error: BaseException) -> dict[str, Any]:
     """Return the fields of an answer with this error."""
     return {"error_code": code_of(error), "error_message": text_of(error)}
+
+
+def with_code(
+    handle: Callable[[H, C, Any], Awaitable[Values]],
+) -> Callable[[H, C, Any], Awaitable[Values]]:
+    """Let a handler raise what the client did wrong. Its answer has one error code."""
+
+    @wraps(handle)
+    async def handle_or_refuse(handlers: H, connection: C, request: Any) -> Values:
+        try:
+            return await handle(handlers, connection, request)
+        except errors.PenstockError as error:
+            member = getattr(error, "member", "") or getattr(request.body, "member_id", "")
+            return failed(error) | {"member_id": member}
+
+    return handle_or_refuse
 
 
 async def each_topic(

@@ -7,46 +7,27 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode as Code
 
-from penstock.errors import Forbidden, InvalidRequest, NotFound, PenstockError, Unavailable
+from penstock.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.protocol.names import check_name, partition_label, split_label
 from penstock.protocol.roles import Role
 from penstock.topics.assigned_groups import Joining, MemberRefused, Membership, Refusal
-from penstock.topics.groups import Groups
 from penstock.topics.shared.groups import NotCoordinator
 from penstock.topics.shared.log import SharedLog
-from penstock.topics.store import TopicStore
-from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Refused, code_of, each_partition
-from penstock.wire.kafka.node import Node
+from penstock.wire.kafka.errors import Refused, code_of, each_partition, with_code
+from penstock.wire.kafka.node import KafkaHandlers
 
 GROUP_KEY = 0  # asks for a group's coordinator; 1 asks for a transaction's
 MAX_NOTE = 4096  # bytes of metadata in a commit, as in Kafka
 
 
-def group_code(error: BaseException) -> int:
-    if isinstance(error, MemberRefused):
-        return Code[error.refusal.name.lower()]
-    if isinstance(error, NotCoordinator):
-        return Code.not_coordinator
-    if isinstance(error, Forbidden):
-        return Code.group_authorization_failed
-    return code_of(error)
-
-
-class GroupRequests:
-    def __init__(self, topics: TopicStore, groups: Groups, access: Access, node: Node) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._access = access
-        self._node = node
-
+class GroupRequests(KafkaHandlers):
+    @with_code
     async def find_coordinator(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         """Name the broker in the group's database row, as long as that broker is alive."""
         if getattr(request.body, "key_type", GROUP_KEY) != GROUP_KEY:
-            text = "transactions are not supported"
-            return {"error_code": Code.invalid_request, "error_message": text, "node_id": -1}
+            raise InvalidRequest("transactions are not supported")
         coordinator, _ = await self._coordinator(request.body.key)
         return self._node.describe_one(connection, coordinator)
 
@@ -76,8 +57,9 @@ class GroupRequests:
 
     # Members
 
+    @with_code
     async def join_group(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        body, version = request.body, request.head.version
+        body = request.body
         session = body.session_timeout / 1000
         rebalance = getattr(body, "rebalance_timeout", body.session_timeout) / 1000
         joining = Joining(
@@ -89,20 +71,11 @@ class GroupRequests:
             rebalance if rebalance > 0 else session,
             body.protocol_type,
             {one.name: one.metadata for one in body.protocols},
-            needs_id=version >= 4,
+            needs_id=request.head.version >= 4,
         )
-        try:
-            self._check(connection, body.group_id)
-            await self._check_coordinator(body.group_id)
-            joined = await self._groups.assigned.join(body.group_id, joining)
-        except PenstockError as error:
-            member = error.member if isinstance(error, MemberRefused) else ""
-            return {
-                "error_code": group_code(error),
-                "generation_id": -1,
-                "protocol_name": None if version >= 7 else "",
-                "member_id": member or body.member_id,
-            }
+        self._check(connection, body.group_id)
+        await self._check_coordinator(body.group_id)
+        joined = await self._groups.assigned.join(body.group_id, joining)
         return {
             "generation_id": joined.generation,
             "protocol_type": joined.kind,
@@ -115,24 +88,20 @@ class GroupRequests:
             ],
         }
 
+    @with_code
     async def sync_group(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
-        try:
-            self._check(connection, body.group_id)
-            assignments = {one.member_id: one.assignment for one in body.assignments}
-            kind, protocol, assignment = await self._groups.assigned.sync(
-                body.group_id, _membership(body), assignments
-            )
-        except PenstockError as error:
-            return {"error_code": group_code(error), "protocol_type": None, "protocol_name": None}
+        self._check(connection, body.group_id)
+        assignments = {one.member_id: one.assignment for one in body.assignments}
+        kind, protocol, assignment = await self._groups.assigned.sync(
+            body.group_id, _membership(body), assignments
+        )
         return {"protocol_type": kind, "protocol_name": protocol, "assignment": assignment}
 
-    def heartbeat(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        try:
-            self._check(connection, request.body.group_id)
-            self._groups.assigned.heartbeat(request.body.group_id, _membership(request.body))
-        except PenstockError as error:
-            return {"error_code": group_code(error)}
+    @with_code
+    async def heartbeat(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        self._check(connection, request.body.group_id)
+        self._groups.assigned.heartbeat(request.body.group_id, _membership(request.body))
         return {}
 
     def leave_group(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
@@ -146,17 +115,20 @@ class GroupRequests:
                 self._check(connection, body.group_id)
                 self._groups.assigned.leave(body.group_id, one.member_id, instance)
             except PenstockError as error:
-                answer["error_code"] = group_code(error)
+                answer["error_code"] = code_of(error)
             answers.append(answer)
         code = answers[0].get("error_code", Code.none) if members is None else Code.none
         return {"error_code": code, "members": answers}
 
     def _check(self, connection: KafkaConnection, group: str) -> None:
-        self._access.require(connection, Role.READ_WRITE)
+        self._require(connection, Role.READ_WRITE)
         try:
             check_name(group, "group")
         except InvalidRequest as error:
             raise Refused(Code.invalid_group_id, str(error)) from None
+
+    def _require(self, connection: KafkaConnection, role: Role) -> None:
+        self._access.require(connection, role, Code.group_authorization_failed)
 
     # Committed offsets
 
@@ -177,7 +149,7 @@ class GroupRequests:
             )
             self._groups.assigned.check_commit(body.group_id, who)
         except PenstockError as error:
-            refused = Code(group_code(error))
+            refused = code_of(error)
 
         async def commit(name: str, one: Any) -> dict[str, Any]:
             nonlocal changed
@@ -204,7 +176,7 @@ class GroupRequests:
             except PenstockError as error:
                 for topic in topics:
                     for answer in topic["partitions"]:
-                        answer["error_code"] = answer["error_code"] or group_code(error)
+                        answer["error_code"] = answer["error_code"] or code_of(error)
         return {"topics": topics}
 
     def _commit(
@@ -224,19 +196,14 @@ class GroupRequests:
             return code_of(error)
         return Code.none
 
+    @with_code
     async def offset_fetch(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
-        try:
-            self._access.require(connection, Role.READ_ONLY)
-        except Forbidden:
-            return {"error_code": Code.group_authorization_failed}
+        self._require(connection, Role.READ_ONLY)
         shared: dict[str, tuple[int, str]] = {}
         some = body.topics is None or any(self._topics.is_shared(one.name) for one in body.topics)
         if self._groups.shared is not None and self._topics.has_shared and some:
-            try:
-                rows = await self._groups.shared.positions(body.group_id)
-            except PenstockError as error:
-                return {"error_code": group_code(error)}
+            rows = await self._groups.shared.positions(body.group_id)
             shared = {one.topic: (one.committed, one.note) for one in rows}
         if body.topics is None:
             asked: dict[str, list[int]] = {}
@@ -270,16 +237,14 @@ class GroupRequests:
             "metadata": note if local is None else local.note,
         }
 
+    @with_code
     async def offset_delete(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         body = request.body
-        try:
-            self._access.require(connection, Role.ADMIN)
-            if body.group_id not in await self._groups.all_names():
-                return {"error_code": Code.group_id_not_found}
-            if self._groups.assigned.has_members(body.group_id):
-                return {"error_code": Code.non_empty_group}
-        except PenstockError as error:
-            return {"error_code": group_code(error)}
+        self._require(connection, Role.ADMIN)
+        if body.group_id not in await self._groups.all_names():
+            return {"error_code": Code.group_id_not_found}
+        if self._groups.assigned.has_members(body.group_id):
+            return {"error_code": Code.non_empty_group}
 
         async def delete(name: str, one: Any) -> dict[str, Any]:
             label = partition_label(name, one.partition_index)
@@ -291,31 +256,28 @@ class GroupRequests:
 
     # Lists
 
+    @with_code
     async def list_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        try:
-            self._access.require(connection, Role.READ_ONLY)
-        except Forbidden:
-            return {"error_code": Code.cluster_authorization_failed}
+        self._access.require(connection, Role.READ_ONLY, Code.cluster_authorization_failed)
         wanted = getattr(request.body, "states_filter", ())
         names = sorted({*await self._groups.all_names(), *self._groups.assigned.names()})
-        described = (self._describe(name) for name in names)
+        described = [self._describe(name, known=True) for name in names]
         return {"groups": [one for one in described if not wanted or one["group_state"] in wanted]}
 
-    def describe_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+    async def describe_groups(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         groups = []
         for name in request.body.groups:
             try:
-                self._access.require(connection, Role.READ_ONLY)
-                groups.append(self._describe(name))
-            except Forbidden:
-                code = Code.group_authorization_failed
-                groups.append({"error_code": code, "group_id": name})
+                self._require(connection, Role.READ_ONLY)
+                known = name in await self._groups.all_names()
+                groups.append(self._describe(name, known=known))
+            except PenstockError as error:
+                groups.append({"error_code": code_of(error), "group_id": name})
         return {"groups": groups}
 
-    def _describe(self, name: str) -> dict[str, Any]:
+    def _describe(self, name: str, *, known: bool) -> dict[str, Any]:
         group = self._groups.assigned.get(name)
         if group is None:
-            known = name in self._groups.names()
             state = "Stable" if self._groups.is_leased(name) else "Empty" if known else "Dead"
             return {"group_id": name, "group_state": state, "protocol_type": ""}
         members = [
@@ -348,7 +310,7 @@ class GroupRequests:
         self, connection: KafkaConnection, group: str, topic: str | None = None
     ) -> int:
         try:
-            self._access.require(connection, Role.ADMIN)
+            self._require(connection, Role.ADMIN)
             if self._groups.assigned.has_members(group):
                 return Code.non_empty_group
             await self._groups.delete(group, topic)
@@ -356,7 +318,7 @@ class GroupRequests:
         except NotFound:
             return Code.group_id_not_found
         except PenstockError as error:
-            return group_code(error)
+            return code_of(error)
         return Code.none
 
 

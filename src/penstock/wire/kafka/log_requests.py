@@ -21,10 +21,10 @@ from penstock.topics.shared.log import MAX_LOADS, NotLoaded, SharedLog
 from penstock.topics.store import AnyLog, TopicStore
 from penstock.topics.topic import Appended, Topic
 from penstock.wire.framed import Slot
-from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.codec import KafkaHead, Values, encode_answer
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import code_of, each_partition, text_of
+from penstock.wire.kafka.errors import code_of, each_partition, text_of, with_code
+from penstock.wire.kafka.node import KafkaHandlers
 
 MAX_READ = 1 << 20  # bytes of one partition in an answer; it is read on the event loop
 MAX_FETCHED = 4 << 20  # bytes of an answer; the last batch may exceed it
@@ -96,11 +96,7 @@ def _refuse(answer: dict[str, Any], error: BaseException) -> None:
     answer["base_offset"] = -1
 
 
-class LogRequests:
-    def __init__(self, topics: TopicStore, access: Access) -> None:
-        self._topics = topics
-        self._access = access
-
+class LogRequests(KafkaHandlers):
     # Produce
 
     def produce(self, connection: KafkaConnection, request: KafkaRequest) -> None:
@@ -133,20 +129,15 @@ class LogRequests:
         produced.begin()
         topic.appends.schedule()
 
-    def init_producer_id(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+    @with_code
+    async def init_producer_id(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
         """Return a new producer id. A producer that lost track of its sequences keeps its id and
         gets the next epoch.
         """
         body = request.body
-        try:
-            self._access.require(connection, Role.READ_WRITE)
-            if body.transactional_id is not None:
-                raise InvalidRequest("transactions are not supported")
-        except PenstockError as error:
-            code = code_of(error)
-            if code == Code.topic_authorization_failed:
-                code = Code.cluster_authorization_failed
-            return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
+        self._access.require(connection, Role.READ_WRITE, Code.cluster_authorization_failed)
+        if body.transactional_id is not None:
+            raise InvalidRequest("transactions are not supported")
         before, epoch = getattr(body, "producer_id", -1), getattr(body, "producer_epoch", -1)
         if before >= 0 and 0 <= epoch < MAX_EPOCH:
             return {"producer_id": before, "producer_epoch": epoch + 1}

@@ -1,13 +1,17 @@
-"""The nodes that Kafka's clients see: this broker, and the others on the same database."""
+"""What handlers of Kafka requests share; the nodes that clients see: this broker, and the others on
+the same database.
+"""
 
 import socket
 from typing import Any
 
 from penstock.config.schema import KafkaServerSettings as Settings
 from penstock.errors import ConfigError
+from penstock.topics.groups import Groups
 from penstock.topics.shared.log import SharedLog
 from penstock.topics.shared.nodes import BEFORE_FIRST, SharedNodes
-from penstock.topics.store import AnyLog
+from penstock.topics.store import AnyLog, TopicStore
+from penstock.wire.kafka.access import Access
 from penstock.wire.kafka.connection import KafkaConnection
 
 CLUSTER_ID = "penstock"
@@ -46,6 +50,19 @@ class Node:
         if self.nodes is None or not isinstance(topic, SharedLog):
             return self.id
         return self.nodes.suggest(topic.name)
+
+
+class KafkaHandlers:
+    """The base of classes with a method for each request."""
+
+    def __init__(
+        self, settings: Settings, topics: TopicStore, groups: Groups, access: Access, node: Node
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._access = access
+        self._node = node
 
 
 def _described(node_id: int, host: str, port: int) -> dict[str, Any]:

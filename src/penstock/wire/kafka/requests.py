@@ -89,11 +89,11 @@ class KafkaRequests:
         self.first_frame = settings.max_frame if verifier is None else MAX_FIRST_FRAME
         handlers: list[Any] = [
             self,
-            LogRequests(topics, self.access),
-            TopicRequests(settings, topics, self.access, node),
-            ConfigRequests(topics, self.access, node),
-            GroupRequests(topics, groups, self.access, node),
             SaslRequests(self.access, settings.max_frame),
+            *(
+                kind(settings, topics, groups, self.access, node)
+                for kind in (LogRequests, TopicRequests, ConfigRequests, GroupRequests)
+            ),
         ]
         self._handlers: dict[int, Handler] = {
             key: next(getattr(one, api.name) for one in handlers if hasattr(one, api.name))

@@ -8,18 +8,16 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode as Code
 
-from penstock.config.schema import KafkaServerSettings as Settings
-from penstock.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from penstock.errors import Conflict, InvalidRequest, NotFound
 from penstock.log.batches.format import BATCHES
 from penstock.protocol.roles import Role
-from penstock.topics.store import AnyLog, TopicStore
-from penstock.wire.kafka.access import Access
+from penstock.topics.store import AnyLog
 from penstock.wire.kafka.codec import Values
 from penstock.wire.kafka.configs import PLACEMENT, check_configs, set_configs
 from penstock.wire.kafka.connection import KafkaConnection, KafkaRequest
-from penstock.wire.kafka.errors import Refused, code_of, each_partition, each_topic
+from penstock.wire.kafka.errors import Refused, code_of, each_partition, each_topic, with_code
 from penstock.wire.kafka.log_requests import LEADER_EPOCH, leader_epoch
-from penstock.wire.kafka.node import CLUSTER_ID, Node
+from penstock.wire.kafka.node import CLUSTER_ID, KafkaHandlers
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -30,13 +28,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-class TopicRequests:
-    def __init__(self, settings: Settings, topics: TopicStore, access: Access, node: Node) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._access = access
-        self._node = node
-
+class TopicRequests(KafkaHandlers):
     # Metadata
 
     def metadata(
@@ -60,13 +52,12 @@ class TopicRequests:
         failures: dict[str, Code] = {}
         for name in missing:
             try:
-                self._access.require(connection, Role.READ_WRITE)
+                unknown = Code.unknown_topic_or_partition
+                self._access.require(connection, Role.READ_WRITE, unknown)
                 _check_name(name)
                 await self._topics.create(
                     name, form=BATCHES.name, partitions=self._settings.partitions
                 )
-            except Forbidden:
-                failures[name] = Code.unknown_topic_or_partition
             except Exception as error:  # noqa: BLE001 - answered for this topic
                 failures[name] = code_of(error)
         return self._metadata(connection, names, failures)
@@ -82,7 +73,7 @@ class TopicRequests:
                 _check_name(name)
                 if not code and not self._topics.partitions(name):
                     code = Code.unknown_topic_or_partition
-            except (Forbidden, InvalidRequest) as error:
+            except Refused as error:
                 code = code_of(error)
             partitions = [] if code else self._partitions(name)
             described.append({"error_code": code, "name": name, "partitions": partitions})
@@ -124,11 +115,9 @@ class TopicRequests:
             "endpoint_type": 1,
         }
 
-    def describe_log_dirs(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
-        try:
-            self._access.require(connection, Role.READ_ONLY)
-        except Forbidden:
-            return {"error_code": Code.cluster_authorization_failed}
+    @with_code
+    async def describe_log_dirs(self, connection: KafkaConnection, request: KafkaRequest) -> Values:
+        self._access.require(connection, Role.READ_ONLY, Code.cluster_authorization_failed)
         asked = request.body.topics
         wanted = (
             [(name, range(self._topics.partitions(name))) for name in self._shown()]

@@ -4,7 +4,9 @@ If Queen MQ and Penstock have the same operation, the answer has the fields of t
 them, the fields that Queen's clients read.
 """
 
+import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -23,9 +25,43 @@ from penstock.contract.messages import (
     TraceAdded,
 )
 from penstock.contract.noun import Noun
-from penstock.contract.queues import QueueCleared
+from penstock.contract.queues import QueueCleared, QueueCounts
 from penstock.protocol.names import QUEUE_MODE
-from penstock.wire.queen.shapes import Json, shape
+
+Json = dict[str, Any]
+
+
+def shape(names: str) -> Callable[[object], Json]:
+    """Return a function that returns the fields of a struct under Queen's names:
+    `"queueName=queue name"`. A name alone stands for the field of that name in snake_case.
+    """
+    fields = [_field(*one.split("=")) for one in names.split()]
+
+    def shown(value: object) -> Json:
+        return {name: getattr(value, field) for name, field in fields}
+
+    return shown
+
+
+def _field(name: str, field: str = "") -> tuple[str, str]:
+    return name, field or re.sub("([A-Z])", r"_\1", name).lower()
+
+
+_counts = shape("total=stored processing=leased completed failed deadLetter=dead_letters dropped")
+
+
+def counts(one: QueueCounts) -> Json:
+    waiting = max(0, one.waiting - one.leased)
+    return {**_counts(one), "pending": waiting, "scheduled": one.scheduled}
+
+
+def time_range(since: datetime, until: datetime) -> Json:
+    return {"from": since, "to": until}
+
+
+def page(limit: int, offset: int, **total: int) -> Json:
+    return {"limit": limit, "offset": offset, **total}
+
 
 _STATUS = {"waiting": "pending", "leased": "processing"}
 STATES = {theirs: ours for ours, theirs in _STATUS.items()}  # Queen's name -> ours

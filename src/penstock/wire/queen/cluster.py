@@ -14,7 +14,7 @@ from penstock.queues.engine import Queues
 from penstock.wire.auth import Role
 from penstock.wire.http.answers import plain
 from penstock.wire.http.routes import route
-from penstock.wire.queen.shapes import Json, shape, time_range
+from penstock.wire.queen.aliases import Json, shape, time_range
 
 WIDTHS = (1, 5, 15, 60, 360, 1440)  # minutes
 MAX_POINTS = 120

@@ -11,7 +11,7 @@ from penstock.contract.queries import LaggingQuery
 from penstock.protocol.times import time_field
 from penstock.queues.engine import Queues
 from penstock.wire.http.routes import route
-from penstock.wire.queen.shapes import Json, shape
+from penstock.wire.queen.aliases import Json, shape
 
 _lagging = shape(
     "consumer_group=group queue_name=queue partition_name=partition partition_id "

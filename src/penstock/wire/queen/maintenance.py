@@ -9,7 +9,7 @@ from penstock.buffer import Buffer
 from penstock.contract.operation import Audited
 from penstock.wire.auth import Role
 from penstock.wire.http.routes import route
-from penstock.wire.queen.shapes import Json
+from penstock.wire.queen.aliases import Json
 
 MODES = "/api/v1/system/maintenance"
 _admin = partial(route, role=Role.ADMIN)

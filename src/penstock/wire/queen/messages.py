@@ -17,7 +17,7 @@ from penstock.wire.http.api.deliveries import ack_answers
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, json_response
 from penstock.wire.http.routes import route, serves
-from penstock.wire.queen.shapes import Json, page, shape
+from penstock.wire.queen.aliases import Json, page, shape
 
 _entry = shape(
     "id event_type data consumer_group=group worker_id=worker created_at trace_names=names"

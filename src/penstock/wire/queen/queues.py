@@ -24,8 +24,8 @@ from penstock.wire.auth import Role
 from penstock.wire.http.answers import plain
 from penstock.wire.http.messages import Response, json_response
 from penstock.wire.http.routes import route
+from penstock.wire.queen.aliases import Json, counts, page, shape, time_range
 from penstock.wire.queen.cluster import worker
-from penstock.wire.queen.shapes import Json, counts, page, shape, time_range
 
 STATUS_QUEUES = 200  # named in the summary of the broker
 PARTITIONS = "read on with GET /api/v1/resources/partitions?queue=...&after=<id of the last one>"

@@ -21,7 +21,7 @@ from penstock.wire.http.api.pushes import push_answers, received
 from penstock.wire.http.decoding import body_decoder
 from penstock.wire.http.messages import Request, Response, failure_response, json_response
 from penstock.wire.http.routes import route
-from penstock.wire.queen.shapes import Json
+from penstock.wire.queen.aliases import Json
 
 
 class QueryBody(msgspec.Struct):

@@ -6,10 +6,8 @@ with UNAUTHORIZED, and frames must be small. The connection stays open, so that 
 report the reason.
 """
 
-import time
 from collections.abc import Awaitable
 
-from penstock.errors import Unauthorized
 from penstock.protocol import frames
 from penstock.protocol.frames import Bytes, Command
 from penstock.protocol.roles import Role
@@ -29,13 +27,7 @@ class TcpTokenGuard:
         self._max_frame = max_frame
 
     def check(self, connection: TcpConnection, role: Role) -> None:
-        identity = connection.identity
-        if identity is None:
-            self._verifier.count("missing")
-            raise Unauthorized("Authentication required: begin with AUTH and a token")
-        if identity.expires <= time.time():
-            self._verifier.count("expired")
-            raise Unauthorized("The token has expired")
+        identity = self._verifier.check(connection.identity, "begin with AUTH and a token")
         if identity.role < role:
             self._verifier.count("role")
             identity.require(role)

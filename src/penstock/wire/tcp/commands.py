@@ -163,7 +163,7 @@ class Commands:
                 self._create_and_append(
                     connection,
                     name,
-                    lambda created: created.append([payload]),
+                    lambda created, promise: created.appends.enqueue([payload], promise),
                     lambda appended: frames.produced(appended.first_offset, 1),
                 )
                 return stop
@@ -251,7 +251,6 @@ class Commands:
             request.topic,
             len(lengths),
             lambda topic, slot: topic.appends.enqueue_arrays(lengths, payloads, slot, producer),
-            lambda topic: topic.append_arrays(lengths, payloads, producer),
         )
 
     def produce_records(self, connection: TcpConnection, body: Body) -> None:
@@ -263,7 +262,6 @@ class Commands:
             request.topic,
             len(records),
             lambda topic, slot: topic.appends.enqueue_records(records, slot, producer),
-            lambda topic: topic.append_records(records, producer),
         )
 
     def _append_batch(
@@ -272,14 +270,13 @@ class Commands:
         name: str,
         count: int,
         enqueue: Callable[[AnyLog, Promise], None],
-        append: "Callable[[AnyLog], asyncio.Future[Appended]]",
     ) -> None:
-        """Append a batch with `enqueue`, or with `append` if the topic must be created first."""
+        """Append a batch with `enqueue`. Create the topic first if it does not exist."""
         if not count:
             raise InvalidRequest("a batch has at least one record")
         topic = self._topics.get(name)
         if topic is None:
-            self._create_and_append(slot.connection, name, append, slot.encode)
+            self._create_and_append(slot.connection, name, enqueue, slot.encode)
             return
         enqueue(topic, slot)
         slot.connection.append(slot, topic)
@@ -288,13 +285,17 @@ class Commands:
         self,
         connection: TcpConnection,
         name: str,
-        append: "Callable[[AnyLog], asyncio.Future[Appended]]",
+        enqueue: Callable[[AnyLog, Promise], None],
         encode: Callable[[Appended], Bytes],
     ) -> None:
         """Create the topic of its first record, and append. Later requests wait for it."""
 
         async def work() -> Pieces:
-            return [encode(await append(await self._topics.create(name)))]
+            topic = await self._topics.create(name)
+            appended: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+            enqueue(topic, appended)
+            topic.appends.schedule()
+            return [encode(await appended)]
 
         connection.hold_for(work(), connection.promise(Slot(1)))
 

@@ -31,9 +31,9 @@ BEGIN
   ), latencies AS (
     SELECT x.minute, x.queue_id, x.group_id, array_agg(x.bucket ORDER BY x.bucket) AS buckets,
            array_agg(x.n ORDER BY x.bucket) AS counts
-      FROM (SELECT date_trunc('minute', t.at) AS minute, t.queue_id, t.group_id, (t.bucket + u.place - 1)::smallint AS bucket,
+      FROM (SELECT date_trunc('minute', t.at) AS minute, t.queue_id, t.group_id, (t.bucket + u.ord - 1)::smallint AS bucket,
                    sum(u.n)::bigint AS n
-              FROM taken t, unnest(coalesce(t.counts, ARRAY[t.done])) WITH ORDINALITY AS u (n, place)
+              FROM taken t, unnest(coalesce(t.counts, ARRAY[t.done])) WITH ORDINALITY AS u (n, ord)
              WHERE t.bucket IS NOT NULL AND u.n > 0 GROUP BY 1, 2, 3, 4) x GROUP BY 1, 2, 3
   ), remembered AS (
     INSERT INTO history AS h (minute, queue_id, group_id, pushed, done, failed, dead, retried, dropped, level, moved,

@@ -1,12 +1,12 @@
--- A task of an exactly-once sink wants to write rows with these checksums to a queue. Answers `write` from number `rows` on,
--- `done`, `later` (after `tasks`), or why not: `other` rows have this place, or the batch is `behind` the newest.
+-- sink_claim: a task of an exactly-once sink wants to write rows with these checksums to a queue. Answers `write` from number
+-- `rows` on, `done`, `later` (after `tasks`), or why not: the task has written `other` rows, or the batch is `behind` the newest.
 -- The rules are those of penstock/topics/write_claims.py. Rows of a queue that was deleted since count for nothing.
 CREATE FUNCTION sink_claim(
     p_target text, p_app text, p_batch bigint, p_task integer, p_checksum text, p_run text, p_note text, p_keys text,
     OUT verdict text, OUT newest bigint, OUT note text, OUT tasks integer[], OUT rows bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
-    place sink_tasks;
+    stored sink_tasks;
     queue bigint;
     committed boolean;
 BEGIN
@@ -21,16 +21,16 @@ BEGIN
     rows := 0;
     SELECT greatest(max(s.batch), p_batch), coalesce(bool_or(s.batch = p_batch AND s.task = -1), false)
       INTO newest, committed FROM sink_tasks s WHERE s.target = p_target AND s.app = p_app;
-    SELECT * INTO place FROM sink_tasks s
+    SELECT * INTO stored FROM sink_tasks s
      WHERE s.target = p_target AND s.app = p_app AND s.batch = p_batch AND s.task = p_task;
     IF FOUND THEN
-        note := place.note;
-        rows := place.rows;
-        IF place.done OR committed THEN
-            verdict := CASE WHEN coalesce(nullif(place.keys, ''), place.checksum) = coalesce(nullif(p_keys, ''), p_checksum)
+        note := stored.note;
+        rows := stored.rows;
+        IF stored.done OR committed THEN
+            verdict := CASE WHEN coalesce(nullif(stored.keys, ''), stored.checksum) = coalesce(nullif(p_keys, ''), p_checksum)
                             THEN 'done' ELSE 'other' END;
         ELSE
-            verdict := CASE WHEN place.checksum = p_checksum THEN 'write' ELSE 'other' END;
+            verdict := CASE WHEN stored.checksum = p_checksum THEN 'write' ELSE 'other' END;
         END IF;
         IF verdict <> 'other' THEN
             UPDATE sink_tasks s SET run = p_run, claimed_at = now()

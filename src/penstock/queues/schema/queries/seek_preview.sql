@@ -12,7 +12,7 @@ SELECT count(*) AS partitions,
            coalesce((SELECT m.seq - 1 FROM messages m WHERE m.partition_id = p.id ORDER BY m.seq LIMIT 1), p.floor) AS below
   ) ends
   CROSS JOIN LATERAL (
-    SELECT CASE $3::text WHEN 'end' THEN head WHEN 'beginning' THEN below ELSE queue_seq_at(p.id, $4) END AS target) place
+    SELECT CASE $3::text WHEN 'end' THEN head WHEN 'beginning' THEN below ELSE queue_seq_at(p.id, $4) END AS target) goal
   CROSS JOIN LATERAL (
     SELECT coalesce(sum(greatest(0, upper(r) - greatest(lower(r), target + 1))), 0) AS beyond_again,
            coalesce(sum(greatest(0, least(upper(r) - 1, target) - lower(r) + 1)), 0) AS beyond_skipped

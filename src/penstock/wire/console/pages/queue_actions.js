@@ -111,7 +111,7 @@ export const actions = {
     </p>`;
     if (!(await confirm({ title: "Delete the queue", text, button: `Delete ${params.queue}`, typed: params.queue })))
       return;
-    await ask("DELETE", path`/api/v1/resources/queues/${params.queue}`);
+    await ask("DELETE", path`/api/v1/queues/${params.queue}`);
     say(`${params.queue} was deleted.`);
     go("#/queues");
   },

@@ -41,8 +41,6 @@ class LogQuery(msgspec.Struct):
 
 
 class ConfigKey(msgspec.Struct):
-    """A configuration key with its effective value."""
-
     key: str
     value: str  # *** for a secret
     origin: str  # default, or where it was given
@@ -54,8 +52,6 @@ class ConfigKeys(msgspec.Struct):
 
 
 class Me(msgspec.Struct):
-    """The caller's identity and role."""
-
     subject: str | None
     role: str
     authentication: bool

@@ -76,8 +76,6 @@ class TopicGroupPartition(Struct):
 
 
 class TopicGroupParts(Struct):
-    """A group on all partitions of a topic."""
-
     group: str
     lag: int
     partitions: list[TopicGroupPartition]
