@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backup.topic_snapshot import open_topic
+from penstock.backup.open_files import open_topic
 from penstock.log.layout import CHECKPOINT, INDEX, METADATA, find_logs, log_path
 from penstock.log.verify import verify
 from tests.support.topics import FORMATS, everything, log_directory, running

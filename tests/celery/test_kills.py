@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.celery.support import Shop
@@ -41,6 +42,23 @@ def test_tasks_of_killed_workers_run_again(shop: Shop) -> None:
     assert shop.workers[-1].stop() == 0
     twice = [name for name, times in shop.count("start").items() if times > 1]
     assert len(twice) <= 4 * (len(shop.workers) - 1)  # those that a killed worker had
+
+
+def test_a_task_that_was_acknowledged_early_does_not_run_again(
+    shop: Shop, api: httpx.Client, queue: str
+) -> None:
+    shop.settings = {"acks_late": 0, "lease": 2, "prefetch": 1}
+    app = shop.app()
+    worker = shop.worker("prefork", "-c", "1")
+    shop.send(app, "slow", "early", 600)
+    until(lambda: shop.count("start")["early"], what="the task runs")
+    totals = f"/api/v1/resources/queues/{queue}"
+    until(lambda: api.get(totals).json()["totals"]["processing"] == 0, what="it is acknowledged")
+    worker.kill()
+    shop.worker("prefork", "-c", "1")
+    shop.send(app, "slow", "next", 3)  # for longer than the lease
+    shop.wait_for_ends({"next"})
+    assert shop.count("start") == {"early": 1, "next": 1}
 
 
 def test_tasks_survive_a_killed_broker(own_shop: Shop, mortal: BrokerProcess) -> None:

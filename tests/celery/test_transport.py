@@ -1,6 +1,7 @@
 """The transport of kombu without Celery."""
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -66,6 +67,28 @@ def test_a_url_for_tls_sends_nothing_in_clear(transport: str | None) -> None:
             connection.connect()
         thread.join(30)
     assert heard[0].startswith(b"\x16")  # the handshake of TLS
+
+
+@pytest.mark.parametrize("transport", [None, "penstock.celery:Transport"])
+def test_a_copy_of_a_connection_has_scheme_and_token_and_shows_no_token(
+    transport: str | None,
+) -> None:
+    connection = kombu.Connection("penstocks://:secret@127.0.0.1:7", transport=transport)
+    for one in (connection.clone(), pickle.loads(pickle.dumps(connection)), connection):
+        assert one.transport.brokers.urls == ["https://127.0.0.1:7"]
+        assert one.transport.brokers.headers() == (("Authorization", "Bearer secret"),)
+        assert one.as_uri() == "penstocks://127.0.0.1:7/"
+        about = one.info()  # `celery inspect stats` shows it without this field
+        assert about.pop("password") == "secret"
+        assert "secret" not in str(about)
+
+
+def test_after_a_switch_to_an_alternate_every_broker_keeps_its_port() -> None:
+    connection = kombu.Connection("penstock://one;penstock://two:7000")
+    assert connection.transport.brokers.urls == ["http://one:6632", "http://two:7000"]
+    connection.switch("penstock://two:7000")
+    assert connection.transport.brokers.urls == ["http://two:7000", "http://one:6632"]
+    assert connection.as_uri() == "penstock://two:7000/"
 
 
 def test_waiting_is_one_long_request(url: str, queue: str, api: httpx.Client) -> None:
@@ -278,7 +301,10 @@ def test_a_listener_that_was_killed_is_removed_by_the_next(
             bind(connection, f"{queue}-next")
         return f"{queue}-killed" not in groups()
 
-    until(next_one_removes_it, 60, "the group is removed")
+    with kombu.Connection(url) as living:
+        bind(living, f"{queue}-living")
+        until(next_one_removes_it, 60, "the group is removed")
+        assert f"{queue}-living" in groups()
 
 
 def test_a_reply_queue_whose_client_was_killed_expires_and_is_removed_by_the_next(

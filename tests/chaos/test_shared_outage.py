@@ -86,6 +86,8 @@ def test_appends_are_refused_while_local_topics_and_reads_from_memory_continue(
         produce("local", "during").raise_for_status()
         assert stored("local") == ["before", "during"]
         assert stored("shared") == ["before"]
+        # Whether there is more is not known: an empty answer would say that there is not.
+        assert http.get("/topics/shared/consume", params={"offset": 1}).status_code == 503
         assert consumed_by_a_group(broker, "local", 2) == ["before", "during"]
         # The error that Kafka's client gets is one that it tries again after.
         producer.produce("shared", b"kafka", on_delivery=lambda error, _: failures.append(error))
@@ -141,13 +143,19 @@ async def over_websocket(broker: BrokerProcess, offset: int) -> str:
 
 
 async def over_kafka(broker: BrokerProcess, offset: int) -> str:
+    return first_record(broker, confluent_kafka.TopicPartition("shared", 0, offset))
+
+
+def first_record(broker: BrokerProcess, *positions: confluent_kafka.TopicPartition) -> str:
+    """The record that a Kafka consumer gets first, from one of these positions."""
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": broker.kafka, "group.id": "none", "enable.auto.commit": False}
     )
     try:
-        consumer.assign([confluent_kafka.TopicPartition("shared", 0, offset)])
+        consumer.assign(list(positions))
         [record] = consumer.consume(1, SECONDS)
-        assert (record.error(), record.offset()) == (None, offset)
+        assert record.error() is None
+        assert (record.topic(), record.offset()) in [(one.topic, one.offset) for one in positions]
         return bytes(record.value()).decode()
     finally:
         consumer.close()
@@ -187,12 +195,15 @@ def test_records_in_object_storage_are_read_that_nobody_has_read_before(
             assert asyncio.run(read(broker, 2 * i + 1)) == VALUES[2 * i + 1], read.__name__
         with httpx.Client(base_url=broker.url, timeout=SECONDS) as again:
             assert again.post("/topics/shared/produce", json=refused).status_code == 503
-            again.post("/topics/local/produce", json=refused).raise_for_status()
+            again.post("/topics/local/produce", json={"payload": "local"}).raise_for_status()
             # An object that is not there any more is an error, and not another record.
             shutil.rmtree(tier)
             answer = again.get("/topics/shared/consume", params={"offset": 2})
             assert answer.status_code == 503, answer.text
             assert int(answer.headers["retry-after"]) > 0
+        # A consumer of both gets what there is of the local topic.
+        places = [confluent_kafka.TopicPartition(name, 0, 0) for name in ("shared", "local")]
+        assert first_record(broker, *places) == "local"
 
 
 def test_a_broker_that_never_reached_the_database_makes_no_local_topic_of_a_shared_ones_name(
@@ -212,6 +223,7 @@ def test_a_broker_that_never_reached_the_database_makes_no_local_topic_of_a_shar
             return http.post("/topics/orders/produce", json=record)
 
         assert produce().status_code == 503
+        assert http.get("/topics/orders/consume").status_code == 503
         server.start()
         until(lambda: produce().status_code == 201, SECONDS, "the database is back")
         assert http.get("/topics/orders").raise_for_status().json()["placement"] == "shared"

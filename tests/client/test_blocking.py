@@ -1,6 +1,7 @@
 """Blocking requests to several brokers, against servers that misbehave."""
 
 import re
+import select
 import socket
 import ssl
 import textwrap
@@ -65,6 +66,32 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again() -> None:
             assert line.json("GET", "/api/v1/me") == []
         assert len(requests) == 3
         assert b"Authorization: Bearer secret" in requests[0]
+        line.close()
+
+
+def test_requests_share_a_connection(broker: BrokerProcess) -> None:
+    line = Line(BlockingBrokers([broker.url]))
+    for _ in range(3):
+        line.json("GET", "/api/v1/me")
+        assert line.fileno() >= 0
+    about = Path(f"/proc/self/fd/{line.fileno()}").readlink()
+    line.json("GET", "/api/v1/queues", limit=1)
+    assert Path(f"/proc/self/fd/{line.fileno()}").readlink() == about
+    line.close()
+
+
+def test_a_request_that_may_not_be_repeated_meets_no_connection_that_was_closed_while_idle() -> (
+    None
+):
+    with server(OK, OK) as (url, requests):
+        line = Line(BlockingBrokers([url]))
+        line.json("GET", "/first")
+        select.select([line.fileno()], [], [], 30)  # the server has closed it
+        line.send("GET", "/second")
+        answer = line.wait(30)
+        assert answer is not None
+        assert answer.body == b"[]"
+        assert len(requests) == 2
         line.close()
 
 
@@ -228,9 +255,9 @@ def test_an_answer_that_is_not_a_brokers_does_not_end_the_acknowledgements(
         first, second = settler.take(line.pop([{"queue": queue, "batch": 2}], wait=30)).messages
         settler.settle(first, "completed")
         until(lambda: "have failed" in caplog.text, 60, "the answer is reported")
-        settler.settle(first, "completed")
-        settler.settle(second, "completed")
-        settler.close(30)
+    settler.settle(first, "completed")
+    settler.settle(second, "completed")
+    settler.close(30)
     about = line.json("GET", "/api/v1/resources/queues", queue)
     assert (about["totals"]["pending"], about["totals"]["processing"]) == (0, 0)
     line.close()

@@ -7,7 +7,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from penstock import Client, Message, Retry, State, SyncClient
+from penstock import Client, Message, Retry, State, SyncClient, backoff
 from penstock.errors import Conflict, InvalidRequest
 from tests.client.support import consume_until
 from tests.docs.blocks import blocks
@@ -83,6 +83,25 @@ async def test_a_failure_commits_what_was_done_before_and_keeps_the_order(broker
         ]  # fmt: skip
         out = [m.data async for m in client.take(f"{queue}-out", batch=9, idle=0.5)]
         assert out == [1, 2, 3, 4]
+
+
+async def test_retry_decides_how_often_and_when_a_message_with_state_comes_again(broker, queue):
+    async with Client(broker.url) as client:
+        await client.push_many(queue, [1, 2], partition="p")
+        attempts: list[tuple[int, int, int]] = []
+
+        @client.consumer(
+            f"{queue}@g", batch=2, state="v1", retry=backoff(2, first=0.2, jitter=False)
+        )
+        async def count(message: Message, state: State) -> None:
+            attempts.append((message.data, message.attempt, state.get("n", 0)))
+            state["n"] = state.get("n", 0) + 1
+            if message.data == 1:
+                raise RuntimeError("never")
+
+        await consume_until(client, lambda: count.handled == 1)
+        assert attempts == [(1, 1, 0), (1, 2, 0), (2, 1, 0)]
+        assert (await client.admin.dead_letters(queue)).total == 1
 
 
 async def test_what_cannot_be_stored_fails_the_messages_and_a_misfit_is_put_aside(broker, queue):

@@ -239,11 +239,15 @@ def test_checks_report_wrong_settings(site: Site) -> None:
         "made = lambda **options: Backend('x', {'OPTIONS': options})\n"
         "ids = lambda backend: [one.id for one in backend.check()]\n"
         "print(ids(made(URLS='x')), ids(made(DATABASE='other')), ids(made(SCHEMA='no', OUTBOX=True)))\n"
-        "print(ids(made(URL='127.0.0.1:6632')), ids(made(URL='http://a,ftp://b')))"
+        "print(ids(made(URL='127.0.0.1:6632')), ids(made(URL='http://a,ftp://b')))\n"
+        "from django.test import modify_settings\n"
+        "with modify_settings(INSTALLED_APPS={'remove': ['penstock.django']}):\n"
+        "    print(ids(made()))"
     )
     assert site.run(code).splitlines() == [
         "['penstock.E001'] ['penstock.E004'] ['penstock.E005']",
         "['penstock.E003'] ['penstock.E003']",
+        "['penstock.E002']",
     ]
 
 

@@ -1,13 +1,19 @@
-"""The daemon that Spark's Python workers come from."""
+"""The daemon that Spark's Python workers come from, and how Spark reaches them."""
 
 import importlib
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pyspark
+import pytest
 
 import penstock.pipeline
+from penstock.pipeline.session import socket_settings
 
 PROGRAM = """
 import os, sys
@@ -71,3 +77,30 @@ def test_processes_that_spark_starts_use_the_installed_pyspark_and_a_sitecustomi
 def test_the_packages_session_is_a_function_although_there_is_a_module_of_that_name() -> None:
     assert callable(importlib.import_module("penstock.pipeline.session").build)
     assert callable(penstock.pipeline.session)
+
+
+@pytest.mark.spark
+def test_a_local_session_reaches_its_workers_over_unix_sockets(spark: Any) -> None:
+    def families(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        open_files = [Path(f"/proc/self/fd/{number}") for number in range(3, 64)]
+        names = set()
+        for file in open_files:
+            if file.is_socket():
+                one = socket.socket(fileno=int(file.name))
+                names.add(one.family.name)
+                one.detach()  # the worker goes on with it
+        yield pa.RecordBatch.from_pydict({"names": [",".join(sorted(names))]})
+
+    (row,) = spark.range(1).coalesce(1).mapInArrow(families, "names STRING").collect()
+    assert row.names == "AF_UNIX"
+
+
+def test_a_directory_whose_sockets_would_have_too_long_names_is_left_alone() -> None:
+    name = ".00000000-0000-0000-0000-000000000000.sock"
+    for length in range(60, 80):
+        directory = Path("/" + "d" * (length - 1))
+        listener = socket.socket(socket.AF_UNIX)
+        with listener, pytest.raises(OSError) as refused:
+            listener.bind(str(directory / name))  # the directory is missing
+        fits = "too long" not in str(refused.value)
+        assert bool(socket_settings(directory)) == fits, length

@@ -10,8 +10,8 @@ import pytest
 from penstock.errors import InvalidRequest
 from penstock.pipeline.json_schema import typed
 from penstock.pipeline.pipeline_file import PipelineSink
-from penstock.pipeline.progress import rate_of, rows_of
 from penstock.pipeline.query_builder import as_messages
+from penstock.pipeline.report import rate_of, rows_of
 from penstock.pipeline.sinks.queue import check_json
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
 

@@ -27,8 +27,7 @@ from penstock.net.topic_link import TopicLink
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import parse
-from penstock.pipeline.progress import in_words, lag_of
-from penstock.pipeline.report import Heartbeat, RunReport
+from penstock.pipeline.report import Heartbeat, RunReport, in_words, lag_of
 from penstock.pipeline.runner import Runner, failed_batch
 from penstock.pipeline.step_history import changes
 from penstock.pipeline.validation import check, resolve_routes

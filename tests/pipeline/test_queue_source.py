@@ -25,8 +25,8 @@ from penstock.pipeline.sources import queue as queue_source
 from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Postgres
 from penstock.pipeline.sources.queue import QueuePlan, QueueReader, QueueStreamReader
+from penstock.pipeline.sources.queue_rows import message_ids
 from penstock.pipeline.sources.topic import DataLoss
-from penstock.pipeline.sources.uuid_texts import message_ids
 from penstock.protocol.headers import encode
 from penstock.protocol.message_ids import message_uuid
 from penstock.queues import Item

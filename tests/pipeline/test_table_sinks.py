@@ -1,6 +1,8 @@
 """Tables as sinks and as sources beside a stream: partitions, new columns, upserts, deletes."""
 
 import json
+import os
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from penstock.errors import ConfigError, InvalidRequest
 from penstock.pipeline.failure import PipelineFailed
 from penstock.pipeline.pipeline_file import PipelineSink, parse
 from penstock.pipeline.runner import Runner
+from penstock.pipeline.sinks import table as table_sink
 from penstock.pipeline.sinks.table import TableSink
 from tests.pipeline.support import batch_rows
 
@@ -74,6 +77,23 @@ def test_small_files_of_a_table_are_merged(spark: Any, tmp_path: Path) -> None:
     table = deltalake.DeltaTable(str(tmp_path / "lake"))
     assert len(table.file_uris()) < 5
     assert [row["id"] for row in rows_of(tmp_path / "lake", "id")] == list(range(21))
+
+
+def test_files_that_no_commit_names_are_removed_after_two_days(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_sink, "CLEANUP_INTERVAL", 2)
+    lake = tmp_path / "lake"
+    sink = TableSink(PipelineSink(table=str(lake)), "app")
+    sink(spark.createDataFrame([(0,)], "id INT"), 0)
+    written = next(lake.glob("*.parquet")).read_bytes()
+    old, young = lake / "old.parquet", lake / "young.parquet"
+    for stray, days in ((old, 3), (young, 1)):
+        stray.write_bytes(written)
+        os.utime(stray, (time.time() - days * 86400,) * 2)
+    sink(spark.createDataFrame([(1,)], "id INT"), 1)
+    assert (old.exists(), young.exists()) == (False, True)
+    assert [row["id"] for row in rows_of(lake, "id")] == [0, 1]
 
 
 def test_an_upsert_keeps_the_last_row_of_each_key_and_deletes(spark: Any, tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from penstock import __version__
 from penstock.backup import manifest
 from penstock.backup.dump import Dump
 from penstock.backup.manifest import BackupManifest, Meter, Progress
-from penstock.backup.open_files import LiveFiles
-from penstock.backup.topic_snapshot import OpenFile, TopicSnapshot, open_topic
+from penstock.backup.open_files import LiveFiles, OpenFile, TopicSnapshot, open_topic
 from penstock.config.database_url import EMBEDDED, url_here
 from penstock.config.load import Loaded, show
 from penstock.errors import Conflict

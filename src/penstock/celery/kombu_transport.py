@@ -147,10 +147,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
         return __version__
 
-    def as_uri(self, *_: Any, **__: Any) -> str:
-        """Return the address of the broker that is used now, for logs."""
-        return self.brokers.url.replace("http", "penstock", 1)
-
     def establish_connection(self) -> "Transport":
         """Check address and token."""
         self.line.json("GET", "/api/v1/me")
@@ -321,9 +317,12 @@ def _brokers(client: Any) -> BlockingBrokers:
     places = [first, *(parse_url(url) for url in client.alt if "://" in url)]
     secure = bool(client.ssl) or any(one["transport"] == "penstocks" for one in places)
     hosts = [_address(one["hostname"], one["port"]) for one in places]
+    client.password = first["password"] or client.password
+    # kombu and Celery show it to people and copy it: it has the scheme, and not the token.
+    client.hostname = f"{'penstocks' if secure else 'penstock'}://{hosts[0]}"
     return BlockingBrokers(
         [f"{'https' if secure else 'http'}://{host}" for host in dict.fromkeys(hosts)],
-        token=client.transport_options.get("token") or client.password or first["password"],
+        token=client.transport_options.get("token") or client.password,
         timeout=client.connect_timeout,
         **(_tls(client.ssl) if secure else {}),
     )

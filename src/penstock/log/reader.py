@@ -7,6 +7,7 @@ gone, it reads again with the new list.
 
 from bisect import bisect_right
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -141,7 +142,7 @@ def _times(segments: tuple[Segment, ...], offsets: np.ndarray) -> np.ndarray:
     bases = np.array([segment.base for segment in segments], np.int64)
     holders = np.maximum(np.searchsorted(bases, offsets, "right") - 1, 0)
     times = np.empty(len(offsets), np.int64)
-    for i in np.unique(holders):
-        mask = holders == i
-        times[mask] = segments[int(i)].times(offsets[mask])
+    starts = np.flatnonzero(np.diff(holders, prepend=-1)).tolist()  # where a segment begins
+    for start, stop in pairwise([*starts, len(offsets)]):
+        times[start:stop] = segments[int(holders[start])].times(offsets[start:stop])
     return times

@@ -63,7 +63,8 @@ class BlockingConnection:
         length = b"" if method == "GET" else b"Content-Length: %d\r\n" % len(body)
         head = f"{method} {target} HTTP/1.1\r\n".encode() + self._head + render_headers(headers)
         while True:
-            if self._socket is None or self._pid != os.getpid():
+            # Nothing arrives while no request is under way, but the end of the connection.
+            if self._socket is None or self._pid != os.getpid() or self._readable(0.0):
                 self.close()
                 self._connect()
             assert self._socket is not None
@@ -104,7 +105,7 @@ class BlockingConnection:
         answer, self._answer = self._answer, None
         if answer is not None:
             self._served += 1
-            if not self._parser.should_keep_alive():
+            if not self._keep_alive:
                 self.close()
         return answer
 
@@ -115,10 +116,14 @@ class BlockingConnection:
             remaining = deadline - time.monotonic()
             if self._socket is None or remaining <= 0:
                 return None
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            poll.poll(remaining * 1000)
+            self._readable(remaining)
         return answer
+
+    def _readable(self, timeout: float) -> bool:
+        """Wait until something has arrived, for at most `timeout` seconds."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return bool(poll.poll(timeout * 1000))
 
     def abandon(self, timeout: float) -> HttpAnswer | None:
         """Cancel a request that waits at the broker, and close the connection. Return the answer if
@@ -167,6 +172,7 @@ class BlockingConnection:
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._any_byte = False
+        self._keep_alive = False
 
     # httptools.HttpResponseParser
 
@@ -179,4 +185,6 @@ class BlockingConnection:
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200:
+            # asked here, because the parser forgets the headers when it is done with a message
+            self._keep_alive = self._parser.should_keep_alive()
             self._answer = HttpAnswer(status, self._headers, b"".join(self._body))

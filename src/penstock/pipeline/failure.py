@@ -1,13 +1,31 @@
-"""Describe a failure in a line or two: the innermost cause, without Spark's stack."""
+"""Tell the user what failed in one sentence, without the stacks of Spark and Python.
 
+Spark passes on what a Python process raised as a traceback with the text in its last line, unless
+SPARK_HIDE_TRACEBACK is set there. A process that is about to raise a `PenstockError` sets it, and
+ends with the error. Any other exception keeps its traceback.
+"""
+
+import functools
+import os
 import re
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from penstock.errors import ConfigError, PenstockError
 
+T = TypeVar("T")
+
 FULL = "No space left on device"
 WRITING = re.compile(r"writing rows to (?:file:)?(\S+?)\.?\s")
+HIDE = "SPARK_HIDE_TRACEBACK"
+WORKERS = ("pyspark.", "penstock.pipeline.daemon")  # modules that Spark starts Python with
+INTERFACE = (
+    *("schema", "reader", "streamReader", "writer", "streamWriter"),
+    *("partitions", "read", "initialOffset", "latestOffset", "reportLatestOffset"),
+    *("getDefaultReadLimit", "prepareForTriggerAvailableNow", "write", "commit", "abort"),
+)
 
 
 class PipelineFailed(PenstockError):
@@ -53,3 +71,38 @@ def cause(error: BaseException) -> str:
     python = [line for line in raised if not line.startswith("at ")]
     reasons = [type(error).__name__, *lines[:1], *python]
     return reasons[-1].removeprefix("Caused by: ")[:2000]
+
+
+def plain_errors(kind: type[T]) -> type[T]:
+    """Decorate a class that Spark calls: errors of its methods are shown without a traceback."""
+    for name in INTERFACE:
+        if (method := vars(kind).get(name)) is not None:
+            setattr(kind, name, _plain(method))
+    return kind
+
+
+def _plain(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            result = method(*args, **options)
+        except PenstockError:
+            _hide_traceback()
+            raise
+        return _each(result) if isinstance(result, Iterator) else result
+
+    return call
+
+
+def _each(results: Iterator[Any]) -> Iterator[Any]:
+    try:
+        yield from results
+    except PenstockError:
+        _hide_traceback()
+        raise
+
+
+def _hide_traceback() -> None:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name.startswith(WORKERS):
+        os.environ[HIDE] = "1"

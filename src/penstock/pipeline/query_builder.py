@@ -406,7 +406,7 @@ def _late(frame: Any, source: PipelineSource, name: str) -> Any:
 def read_source(spark: Any, pipeline: PipelineFile, source: PipelineSource) -> Any:
     """Return the frame of a source: a stream or a table."""
     if source.table:
-        from penstock.pipeline.lake.delta_frames import delta_frame
+        from penstock.pipeline.lake.frames import delta_frame
 
         return delta_frame(spark, source.table, texts(source.options))
     if source.static:

@@ -16,8 +16,7 @@ from uuid import UUID
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from penstock.pipeline.failure import cause
-from penstock.pipeline.progress import in_words, lag_of
-from penstock.pipeline.report import Heartbeat, RunReport
+from penstock.pipeline.report import Heartbeat, RunReport, in_words, lag_of
 from penstock.pipeline.runner import stop_after_batch
 
 log = logging.getLogger("penstock.pipeline")

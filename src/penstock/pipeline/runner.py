@@ -21,9 +21,17 @@ from penstock.errors import PenstockError
 from penstock.pipeline import query_builder
 from penstock.pipeline.failure import PipelineFailed, cause
 from penstock.pipeline.pipeline_file import PipelineFile
-from penstock.pipeline.progress import in_words, lag_of, rows_of
 from penstock.pipeline.query_builder import Built, Query, SinkOutput
-from penstock.pipeline.report import HEARTBEAT_SECONDS, Listener, RunReport, notify, repeating
+from penstock.pipeline.report import (
+    HEARTBEAT_SECONDS,
+    Listener,
+    RunReport,
+    in_words,
+    lag_of,
+    notify,
+    repeating,
+    rows_of,
+)
 from penstock.pipeline.session import activate
 from penstock.pipeline.session import build as build_session
 from penstock.pipeline.step_history import record_steps

@@ -295,12 +295,14 @@ class TopicStore:
 
     def find(self, name: str) -> AnyLog | None:
         """Return the topic; None if it does not exist. Raises if the name is invalid, or if the
-        topic could not be opened, since it may have records.
+        topic could not be opened or may be a shared one, since it may have records.
         """
         topic = self.get(name)
         if topic is None:
             check_name(name)
             self._refuse_unreadable(name)
+            if self.shared is not None:
+                self.shared.refuse_unknown(name)
         return topic
 
     def _refuse_unreadable(self, name: str) -> None:

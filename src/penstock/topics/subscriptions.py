@@ -17,6 +17,11 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._callbacks)
 
+    @property
+    def watched(self) -> bool:
+        """Return whether somebody waits for more records."""
+        return bool(self._callbacks or self._waiters)
+
     def add(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after each commit that becomes visible, and when the topic is deleted.
         Return a function that ends the subscription.

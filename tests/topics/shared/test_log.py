@@ -28,7 +28,7 @@ from penstock.protocol.kafka_batch import (
 from penstock.queues.schema import SCHEMA
 from penstock.topics.shared.appends import APPEND, AppendCall
 from penstock.topics.shared.catalog import NOTIFY_SECONDS, SharedTopics
-from penstock.topics.shared.log import SharedLog
+from penstock.topics.shared.log import NotLoaded, SharedLog, read_loading
 from tests.conftest import create_database
 from tests.support.kafka_wire import encode_batch
 from tests.support.wait import eventually
@@ -47,6 +47,14 @@ async def values(log: SharedLog, offset: int = 0) -> list[bytes]:
         found += batch.payloads()
         offset = batch.next_offset
     return found
+
+
+async def execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
 
 
 async def other(pair: Pair, name: str = "orders") -> SharedLog:
@@ -147,6 +155,33 @@ async def test_notices_are_coalesced_and_not_part_of_an_append(
         assert len(heard) - before <= most
     finally:
         await connection.close()
+
+
+async def test_what_cannot_be_loaded_fails_its_own_read_and_not_the_others_of_a_request(
+    pair: Pair, database_url: str
+) -> None:
+    logs = []
+    for name in ("moved", "here"):
+        await (await pair[0].create(name, 1)).append([name.encode()])
+        logs.append(await other(pair, name))
+    await execute(
+        database_url,
+        """UPDATE penstock.shared_batches SET data = NULL, object = 'o', position = 0
+            WHERE log_id = (SELECT id FROM penstock.shared_logs WHERE topic = 'moved')""",
+    )
+
+    def read() -> list[int]:
+        counts = []
+        for log in logs:
+            try:
+                counts.append(log.batches(0, 1).count)
+            except NotLoaded:
+                raise
+            except Unavailable:  # this broker has no object storage
+                counts.append(-1)
+        return counts
+
+    assert await read_loading(read) == [-1, 1]
 
 
 async def test_an_offset_that_this_broker_does_not_know_yet_is_not_out_of_range(pair: Pair) -> None:
@@ -289,6 +324,68 @@ async def test_producers_continue_where_a_failover_lost_their_last_batches(
         await connection.close()
 
 
+@pytest.mark.parametrize("loses", [False, True])
+async def test_a_producer_that_went_on_through_another_broker_continues_after_a_failover(
+    pair: Pair, database_url: str, monkeypatch: pytest.MonkeyPatch, loses: bool
+) -> None:
+    """Its batch had failed at the broker to which it returns."""
+    here = await pair[0].create("orders", 1)
+    there = await other(pair)
+
+    async def send(log: SharedLog, sequence: int) -> None:
+        assert not (await log.append_batch(*kafka_batch(sequence, 1))).duplicate
+
+    async def down(*_: Any) -> list[Any]:
+        raise Unavailable("the database is down")
+
+    await send(here, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(pair[0].database, "fetch", down)
+        with pytest.raises(Unavailable):
+            await send(here, 1)
+    for sequence in range(1, 5):
+        await send(there, sequence)
+    await execute(database_url, "UPDATE penstock.shared_logs SET timeline = 0")
+    if loses:
+        await execute(
+            database_url,
+            """UPDATE penstock.shared_producers
+                  SET expected = 3, sequences = sequences[:3], offsets = offsets[:3]""",
+        )
+    await send(here, 5)
+    await send(here, 6)
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_batch_behind_one_that_failed_is_not_stored_before_it(
+    broker: SharedTopics, database_url: str, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Neither of a new producer, nor after a failover, when a producer may leave batches out."""
+    log = await broker.create("orders", 1)
+    if known:
+        await log.append_batch(*kafka_batch(0, 3))
+        await execute(database_url, "UPDATE penstock.shared_logs SET timeline = 0")
+    fetch, failed = broker.database.fetch, list[str]()
+
+    async def fail_once(sql: str, *args: Any) -> list[Any]:
+        if sql == APPEND and not failed:
+            failed.append(sql)
+            await asyncio.sleep(0)  # the second batch arrives
+            raise Unavailable("the database is down")
+        return await fetch(sql, *args)
+
+    monkeypatch.setattr(broker.database, "fetch", fail_once)
+    first = log.append_batch(*kafka_batch(3, 2))
+    await eventually(lambda: failed)
+    second = log.append_batch(*kafka_batch(5, 1))
+    with pytest.raises(Unavailable):
+        await first
+    with pytest.raises(OutOfOrder):
+        await second
+    for batch in (kafka_batch(3, 2), kafka_batch(5, 1)):
+        assert not (await log.append_batch(*batch)).duplicate
+
+
 async def test_a_call_whose_answer_was_lost_is_answered_the_same_again(
     pair: Pair, database_url: str
 ) -> None:
@@ -377,15 +474,20 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(pair: Pai
     assert await values(found) == [b"new"]
 
 
+@pytest.mark.parametrize("copied", [False, True])
 async def test_a_start_without_the_database_serves_the_topics_of_the_file_until_it_answers(
-    postgres: EmbeddedPostgres, tmp_path: Path
+    postgres: EmbeddedPostgres, tmp_path: Path, copied: bool
 ) -> None:
-    """The database may be another one by then, with other topics under the same numbers."""
+    """The database may be another one by then, with other topics under the same numbers. It has
+    the same identity if it was copied.
+    """
     first = await create_database(postgres, migrated=True)
     second = await create_database(postgres, migrated=True)
     saved = tmp_path / "shared-topics"
     async with shared_topics(first, saved=saved) as topics:
         await (await topics.create("orders", 2)).append([b"a"])
+    if not copied:
+        await execute(second, "UPDATE penstock.installation SET id = (id + 1) % 1000")
     async with shared_topics(second) as topics:
         await (await topics.create("payments", 1)).append([b"b"])
     metrics = Metrics()
@@ -399,6 +501,7 @@ async def test_a_start_without_the_database_serves_the_topics_of_the_file_until_
         with pytest.raises(Unavailable):
             await log.read_through(lambda: log.read(0))
         await database.start()
+        assert copied or "orders" not in topics.names()
         await topics.read_catalog()
         assert topics.names() == ["payments"]
         with pytest.raises(NotFound):

@@ -15,7 +15,7 @@ from penstock.object_store import ObjectStore
 from penstock.protocol.kafka_batch import NewRecord, batches_in
 from penstock.topics.shared.catalog import SharedTopics
 from tests.topics.shared.conftest import shared_topics
-from tests.topics.shared.test_log import values
+from tests.topics.shared.test_log import execute, values
 
 AT_ONCE: dict[str, Any] = {"tier_delay": 0.0, "tier_interval": 3600.0, "tier_grace": 0.0}
 
@@ -32,14 +32,6 @@ async def rows(url: str) -> list[Any]:
     connection = await asyncpg.connect(url)
     try:
         return await connection.fetch("SELECT * FROM penstock.shared_batches ORDER BY last_offset")
-    finally:
-        await connection.close()
-
-
-async def execute(url: str, statement: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(statement)
     finally:
         await connection.close()
 

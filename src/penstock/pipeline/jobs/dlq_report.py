@@ -18,10 +18,17 @@ from pyspark.sql import Window
 from pyspark.sql import functions as f
 
 from penstock.errors import InvalidRequest
-from penstock.pipeline.jobs import Say, html_report, postgres_frames, quiet
+from penstock.pipeline.jobs import (
+    MINUTE,
+    Say,
+    html_report,
+    minute_of,
+    moment,
+    postgres_frames,
+    quiet,
+)
 from penstock.pipeline.jobs.html_report import HtmlReport, ReportTable, short, top
 from penstock.pipeline.jobs.svg_chart import ChartSeries, Panel, number
-from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import TIMESTAMP
 from penstock.pipeline.sources.postgres import Postgres

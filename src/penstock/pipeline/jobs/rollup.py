@@ -26,10 +26,9 @@ from urllib.parse import urlencode
 
 from penstock.errors import InvalidRequest, NotFound
 from penstock.net.broker_caller import BrokerCaller
-from penstock.pipeline.jobs import Say, postgres_frames, quiet
+from penstock.pipeline.jobs import MINUTE, Say, minute_of, moment, postgres_frames, quiet
 from penstock.pipeline.jobs import rollup_minutes as minutes
 from penstock.pipeline.jobs.postgres_frames import ROWS_PER_STATEMENT, queue_ids
-from penstock.pipeline.jobs.time_window import MINUTE, minute_of, moment
 from penstock.pipeline.options import TopicSourceOptions, read_options
 from penstock.pipeline.session import activate
 from penstock.pipeline.sources.postgres import Postgres

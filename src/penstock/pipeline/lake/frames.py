@@ -1,4 +1,5 @@
-"""Tables as Spark frames: archived rows alone, or together with those not archived yet.
+"""Tables as Spark frames: archived rows alone, or together with those not archived yet, and tables
+that others wrote.
 
 The files of one snapshot are read by Spark's own Parquet reader, with the days as partitions, so a
 filter on `date`, `offset` or `timestamp` skips files and row groups. A commit, a compaction or an
@@ -16,12 +17,15 @@ from functools import reduce
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, NotFound
 from penstock.pipeline.lake.convert import refuse_old
 from penstock.pipeline.lake.data_files import DataFile, Kind, by_tasks, read_file
+from penstock.pipeline.lake.storage import Storage
 from penstock.pipeline.lake.table import LakeTable, Snapshot
 from penstock.pipeline.lake.typed_columns import TypedColumns, spark_schema
 from penstock.pipeline.options import TopicSourceOptions, read_options
@@ -34,6 +38,7 @@ Reach = dict[str, str]
 # The day of a row as the archive has it: of UTC, whatever the session's time zone.
 DAY = "date_from_unix_date(CAST(floor(unix_micros({}) / 86400000000) AS INT))"
 LOCAL_BROKER = "127.0.0.1:12345"
+FILES_PER_TASK = 8  # of a table that others wrote
 S3_CONNECTOR = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 
 
@@ -145,3 +150,29 @@ def _by_tasks(
                 yield pa.RecordBatch.from_arrays([*rows.columns, day], schema=full)
 
     return by_tasks(spark, [[file] for file in files], read, schema)
+
+
+def delta_frame(spark: Any, uri: str, options: dict[str, str]) -> Any:
+    """Return the current rows of any Delta table. Tasks read the version that the driver opened."""
+    storage = Storage(uri, options)
+    try:
+        table = DeltaTable(storage.uri, storage_options=storage.options)
+    except TableNotFoundError:
+        raise NotFound(f"{storage.uri} is not a Delta table") from None
+    version, where, given = table.version(), storage.uri, storage.options
+    schema = pa.schema(table.schema())
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = {number for batch in batches for number in batch.column(0).to_pylist()}
+        if not numbers:
+            return
+        dataset = DeltaTable(where, version, given).to_pyarrow_dataset()
+        wide = dataset.schema
+        for number, fragment in enumerate(dataset.get_fragments()):
+            if number // FILES_PER_TASK in numbers:
+                for rows in fragment.to_batches(schema=wide):
+                    yield rows.cast(schema)
+
+    tasks = -(-len(table.file_uris()) // FILES_PER_TASK)
+    numbers = spark.range(0, max(1, tasks), 1, max(1, tasks))
+    return numbers.mapInArrow(read, from_arrow_schema(schema))

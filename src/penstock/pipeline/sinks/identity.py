@@ -39,8 +39,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.errors import Conflict, InvalidRequest, Unavailable
+from penstock.pipeline.failure import plain_errors
 from penstock.pipeline.options import SinkOptions
-from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.sinks.held_rows import EARLIER, Checksum, Held, TwoCrcs
 from penstock.protocol.sink_claims import Claim, Claimed, Commit
 

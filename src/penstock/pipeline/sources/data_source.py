@@ -9,6 +9,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from penstock.errors import InvalidRequest, PenstockError
+from penstock.pipeline.failure import plain_errors
 from penstock.pipeline.options import (
     QueueSinkOptions,
     QueueSourceOptions,
@@ -16,7 +17,6 @@ from penstock.pipeline.options import (
     TopicSourceOptions,
     read_options,
 )
-from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.session import activate
 from penstock.pipeline.source_columns import QUEUE_DDL, TOPIC_DDL
 

@@ -40,8 +40,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import InvalidRequest, NotFound, Unavailable
+from penstock.pipeline.failure import plain_errors
 from penstock.pipeline.options import LATEST, QueueSourceOptions
-from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import QUEUE_COLUMNS, checked_columns
 from penstock.pipeline.sources.group_mirror import Mirror
 from penstock.pipeline.sources.postgres import Away, Patience, Postgres

@@ -35,8 +35,8 @@ from penstock.errors import (
     NotFound,
     PenstockError,
 )
+from penstock.pipeline.failure import plain_errors
 from penstock.pipeline.options import EARLIEST, LATEST, Positions, TopicSourceOptions
-from penstock.pipeline.plain_errors import plain_errors
 from penstock.pipeline.source_columns import (
     ALL_TOPIC_COLUMNS,
     KEYED_COLUMNS,

@@ -233,13 +233,20 @@ class SharedAppends(AppendQueue):
         self._on_commit = on_commit
         self._on_gone = on_gone
         self._turn: Turn | None = None  # under way
-        # Producers with a failed batch, by key, and the sequence of that batch in the database. A
-        # later batch must not pass for the first one of an unknown producer.
-        self._failed: dict[bytes, int] = {}
+        # Producers with failed batches, by key: the first sequence of these batches, and the one
+        # after them, as the database stores them.
+        self._failed: dict[bytes, tuple[int, int]] = {}
 
     def expected(self, producer: AnyProducer | None) -> int | None:
-        """Return the sequence that the producer must begin with if the database has none of it."""
-        return self._failed.get(producer.key) if producer is not None else None
+        """Return the sequence that must be stored before this batch, if the database does not have
+        it. The batch follows failed ones, and must not pass for the first one of a producer that is
+        unknown. A producer that begins elsewhere went on through another broker.
+        """
+        if producer is None or producer.key not in self._failed:
+            return None
+        failed = self._failed[producer.key]
+        _, sequence, _ = numbers_of(producer)
+        return failed[0] if sequence in failed else None
 
     def commit(self) -> None:
         self._scheduled = False
@@ -287,10 +294,11 @@ class SharedAppends(AppendQueue):
     def _fail(self, turn: Turn, error: PenstockError) -> None:
         self._instruments.failures.add(1, type(error).__name__)
         for batch in turn.batches:
-            if batch.producer is not None:
-                _, sequence, _ = numbers_of(batch.producer)
-                if batch.producer.sequence < 1 << 63:
-                    self._failed.setdefault(batch.producer.key, sequence)
+            if batch.producer is not None and batch.producer.sequence < 1 << 63:
+                _, sequence, following = numbers_of(batch.producer)
+                first, end = self._failed.get(batch.producer.key, (sequence, sequence))
+                first = first if sequence == end else sequence
+                self._failed[batch.producer.key] = first, following
         while len(self._failed) > MAX_FAILED:
             del self._failed[next(iter(self._failed))]
         for entry in turn.entries:

@@ -110,11 +110,13 @@ class SharedTopics:
         self._broker = uuid7().hex
         self._ends: dict[int, int] = {}  # ends of logs to announce
         self._changed = False  # new or deleted topics are to be announced
+        self._unsaved = False  # the file does not have them yet
         self._unannounced = asyncio.Event()  # there is something to announce
         self._stale = asyncio.Event()  # the catalog must be read
         self._loaded = asyncio.Event()  # the catalog was read at least once
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._timeline: int | None = None
+        self._identity: int | None = None  # of the database that the file is about
         self._rewind = False  # the timeline has changed since the catalog was read
         self._clock_offset = 0.0  # seconds by which the database's clock is ahead of ours
         self._tasks: list[asyncio.Task[None]] = []
@@ -185,14 +187,25 @@ class SharedTopics:
         except OSError:
             return  # the database has never been reached
         if text is not None:
-            self._timeline, rows = json.loads(text)
+            self._identity, self._timeline, rows = json.loads(text)
             self._add(rows)
             self._rewind = True  # the ends are those of that time
             self._loaded.set()
+            self.database.on_change(self._drop_foreign)
+            self._drop_foreign(self.database.healthy)
+
+    def _drop_foreign(self, healthy: bool) -> None:
+        """Drop the logs of the file if this is another database, which has others of these ids."""
+        if healthy and self._identity is not None:
+            if self._identity != self.database.identity:
+                for topic in self.names():
+                    self._drop(topic)
+            self._identity = None
 
     async def _save(self) -> None:
-        if self._saved is None or not self._loaded.is_set():
-            return
+        if self._saved is None or self.database.identity is None:
+            return  # nothing is new
+        self._unsaved = False
         rows = [
             {
                 "id": one.log_id,
@@ -206,7 +219,7 @@ class SharedTopics:
             }
             for one in self._logs.values()
         ]
-        text = pack_checked(json.dumps([self._timeline, rows]))
+        text = pack_checked(json.dumps([self.database.identity, self._timeline, rows]))
         try:
             await self.context.objects.run(DISK.replace, self._saved, text)
         except StorageError as error:  # it is saved again with the next catalog
@@ -252,9 +265,14 @@ class SharedTopics:
         if topic not in self._partitions:
             if self.database.healthy:
                 self._add(await self.database.read(LOGS, topic))
-            elif not self._loaded.is_set():
-                raise Unavailable(f"it is not known yet whether topic {topic!r} is a shared one")
+            else:
+                self.refuse_unknown(topic)
         return self._logs.get(topic)
+
+    def refuse_unknown(self, topic: str) -> None:
+        """Raise Unavailable if any topic may be a shared one: no list of them was read yet."""
+        if not self._loaded.is_set():
+            raise Unavailable(f"it is not known yet whether topic {topic!r} is a shared one")
 
     async def create(self, topic: str, partitions: int) -> SharedLog:
         check_name(topic)
@@ -297,7 +315,7 @@ class SharedTopics:
     def _announce_change(self) -> None:
         self._changed = True
         self._unannounced.set()
-        self._stale.set()  # so that the file has it, too
+        self._unsaved = True
 
     def _add(self, rows: Sequence[Row], *, rewind: bool = False) -> None:
         """Add or update these logs. With `rewind`, their ends may have moved back."""
@@ -455,6 +473,8 @@ class SharedTopics:
     async def _keep_polling(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
+            if self._unsaved:
+                await self._save()
             watched = [one.log_id for one in self._by_id.values() if one.watched]
             if not watched or not self.database.healthy:
                 continue

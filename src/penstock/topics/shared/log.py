@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.config.schema import TopicsSettings
 from penstock.database import Database
-from penstock.errors import Damaged, InvalidOffset, NotFound, Unavailable
+from penstock.errors import Damaged, InvalidOffset, NotFound, PenstockError, Unavailable
 from penstock.log.append_queue import AppendsThrough
 from penstock.log.batches.decode import decode_batches
 from penstock.log.batches.format import BATCHES
@@ -123,11 +123,11 @@ class SharedLog(AppendsThrough):
         self.size_bytes = 0  # of the last `measure`, as is the damage
         self.damage: list[dict[str, Any]] = []
         self._context = context
-        self._past_end: int | None = None  # an offset that is behind the end in the database
+        # The last offset that could not be loaded, and why, until a read of it is told.
+        self._failure: tuple[int, PenstockError | None] = -1, None
         # Base offsets of the batches that have these times, until `offset_at` reads them.
         self._times: dict[int, int | None] = {}
         self._subscriptions = Subscriptions()
-        self._subscribers = 0
         self.appends = SharedAppends(
             self.name,
             self.log_id,
@@ -291,7 +291,7 @@ class SharedLog(AppendsThrough):
             return 0.0
         try:
             (at,) = self.timestamps(np.array([max(offset, self.first_offset)]))
-        except NotLoaded:
+        except PenstockError:
             return None
         return max(0.0, time.time() - int(at) / 1e6)
 
@@ -311,25 +311,31 @@ class SharedLog(AppendsThrough):
         if strict and offset < self.first_offset:
             raise InvalidOffset(f"offset {offset} lies before {self.first_offset}")
         if strict and offset > self.next_offset:
-            if self._past_end != offset:
-                raise NotLoaded(lambda: self._confirm_past_end(offset))
-            self._past_end = None
-            raise InvalidOffset(
-                f"offset {offset} lies outside {self.first_offset} to {self.next_offset}"
-            )
+            raise self._not_loaded(offset)
         return max(offset, self.first_offset)
-
-    async def _confirm_past_end(self, offset: int) -> None:
-        await self.refresh()
-        if offset > self.next_offset:
-            self._past_end = offset
 
     def _cached(self, offset: int) -> Chunk | None:
         context = self._context
         return context.recent.get(self.log_id, offset) or context.older.get(self.log_id, offset)
 
-    def _not_loaded(self, offset: int) -> NotLoaded:
-        return NotLoaded(lambda: self._load(offset))
+    def _not_loaded(self, offset: int) -> PenstockError:
+        """Return what a read of this offset raises: `NotLoaded`, or why it could not be loaded."""
+        at, error = self._failure
+        if at != offset or error is None:
+            return NotLoaded(lambda: self._try_to_load(offset))
+        self._failure = -1, None
+        return error
+
+    async def _try_to_load(self, offset: int) -> None:
+        """Load batches. If that fails, the repeated read says so: others of its request go on."""
+        try:
+            await self._load(offset)
+            if offset > self.next_offset:
+                raise InvalidOffset(
+                    f"offset {offset} lies outside {self.first_offset} to {self.next_offset}"
+                )
+        except PenstockError as error:
+            self._failure = offset, error
 
     async def refresh_if_possible(self) -> None:
         """Read the bounds. Without the database the old ones remain."""
@@ -415,33 +421,16 @@ class SharedLog(AppendsThrough):
 
     @property
     def watched(self) -> bool:
-        return self._subscribers > 0
+        return self._subscriptions.watched
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        cancel = self._subscriptions.add(callback)
-        self._subscribers += 1
-        cancelled = False
-
-        def end() -> None:
-            nonlocal cancelled
-            if not cancelled:
-                cancelled = True
-                self._subscribers -= 1
-                cancel()
-
-        return end
+        return self._subscriptions.add(callback)
 
     async def wait_for(self, offset: int, timeout: float | None = None) -> bool:
         """Wait until `offset` can be read. Return False after the timeout."""
         if self.appends.deleted:
             raise self.appends.gone()
-        if self.next_offset > offset:
-            return True
-        self._subscribers += 1
-        try:
-            return await self._subscriptions.wait_for(offset, timeout)
-        finally:
-            self._subscribers -= 1
+        return self.next_offset > offset or await self._subscriptions.wait_for(offset, timeout)
 
     async def catch_up(self) -> None:
         """Load what other brokers appended up to `announced`, for subscribers."""

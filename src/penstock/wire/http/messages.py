@@ -216,9 +216,9 @@ def error_response(status: int, text: str, headers: Headers = (), **more: Any) -
     return json_response({"error": text, **more}, status, headers)
 
 
-def failure_response(error: BaseException, request: Request | None, **more: Any) -> Response:
-    """Return the answer to an error, with the fields `more`. An unexpected error is logged under an
-    id, and the answer has only the id.
+def failure_response(error: BaseException, request: Request | None) -> Response:
+    """Return the answer to an error. An unexpected error is logged under an id, and the answer has
+    only the id.
     """
     status = status_of(error).http
     head = request.head if request is not None else None
@@ -230,8 +230,8 @@ def failure_response(error: BaseException, request: Request | None, **more: Any)
         if status == 401:
             headers = CHALLENGE
         details = msgspec.to_builtins(details_of(error))
-        return refusal_response(head, status, str(error), headers, **details, **more)
+        return refusal_response(head, status, str(error), headers, **details)
     number = str(uuid7())
     what = f"{head.method} {head.path}" if head is not None else "an answer"
     log.error("internal error %s at %s", number, what, exc_info=error)
-    return refusal_response(head, 500, "internal error", id=number, **more)
+    return refusal_response(head, 500, "internal error", id=number)

@@ -3,14 +3,13 @@
 The names and shapes are those of Queen MQ: snake_case, and `success` in every answer.
 """
 
-from collections.abc import Awaitable
 from typing import ClassVar, Literal
 
 import msgspec
 
 from penstock.buffer import Buffer
 from penstock.contract.deliveries import PushItem
-from penstock.errors import InvalidRequest, PenstockError
+from penstock.errors import InvalidRequest
 from penstock.protocol.names import QUEUE_MODE
 from penstock.queues.engine import Queues
 from penstock.queues.streams import Cycle, CycleAck
@@ -18,8 +17,7 @@ from penstock.wire.auth import Role
 from penstock.wire.http.answers import microseconds
 from penstock.wire.http.api.items import ItemLimit
 from penstock.wire.http.api.pushes import push_answers, received
-from penstock.wire.http.decoding import body_decoder
-from penstock.wire.http.messages import Request, Response, failure_response, json_response
+from penstock.wire.http.messages import Headers, HttpHead, Request, Response, json_response
 from penstock.wire.http.routes import route
 from penstock.wire.queen.aliases import Json
 
@@ -83,8 +81,8 @@ class StateBody(msgspec.Struct):
     }
 
 
-read_query, read_cycle = body_decoder(QueryBody), body_decoder(CycleBody)
-read_state = body_decoder(StateBody)
+def write_error(_: HttpHead, status: int, text: str, headers: Headers) -> Response:
+    return json_response({"success": False, "error": text}, status, headers)
 
 
 class StreamsApi:
@@ -95,23 +93,9 @@ class StreamsApi:
         self._buffer = buffer
         self._limit = ItemLimit(queues.settings.max_items)
 
-    @route("POST", "/streams/v1/queries", body=QueryBody, answer=Json)
-    async def register(self, request: Request) -> Response:
+    @route("POST", "/streams/v1/queries", write_error=write_error)
+    async def register(self, body: QueryBody) -> Json:
         """Register a query, which keeps state beside the partitions of its source queue."""
-        return await _answered(request, self._register(request))
-
-    @route("POST", "/streams/v1/cycle", body=CycleBody, answer=Json)
-    async def cycle(self, request: Request) -> Response:
-        """Change state, push and acknowledge in one transaction: all of it or nothing."""
-        return await _answered(request, self._cycle(request))
-
-    @route("POST", "/streams/v1/state/get", body=StateBody, answer=Json, role=Role.READ_ONLY)
-    async def state(self, request: Request) -> Response:
-        """Read the state of a query in a partition. Filters are combined with AND."""
-        return await _answered(request, self._state(request))
-
-    async def _register(self, request: Request) -> Json:
-        body = read_query(request.body)
         done = await self._streams.register(
             body.name,
             body.source_queue,
@@ -120,6 +104,7 @@ class StreamsApi:
             reset=body.reset or False,
         )
         return {
+            "success": True,
             "query_id": done.query_id,
             "name": body.name,
             "config_hash": body.config_hash,
@@ -127,9 +112,9 @@ class StreamsApi:
             "reset": done.reset,
         }
 
-    async def _cycle(self, request: Request) -> Json:
-        self._limit.check_body(request.body)
-        body = read_cycle(request.body)
+    @route("POST", "/streams/v1/cycle", write_error=write_error)
+    async def cycle(self, request: Request, body: CycleBody) -> Json:
+        """Change state, push and acknowledge in one transaction: all of it or nothing."""
         operations = body.state_ops or []
         self._limit.check(len(operations) + len(body.push_items or ()))
         items = received(body.push_items or (), request.subject)
@@ -158,6 +143,7 @@ class StreamsApi:
             "dlq": done.dead,
         }
         return {
+            "success": True,
             "query_id": body.query_id,
             "partition_id": body.partition_id,
             "state_ops_applied": len(operations),
@@ -165,8 +151,9 @@ class StreamsApi:
             "ack_result": acked if body.ack else None,
         }
 
-    async def _state(self, request: Request) -> Json:
-        body = read_state(request.body)
+    @route("POST", "/streams/v1/state/get", role=Role.READ_ONLY, write_error=write_error)
+    async def state(self, body: StateBody) -> Json:
+        """Read the state of a query in a partition. Filters are combined with AND."""
         rows = await self._streams.state(
             body.query_id,
             body.partition_id,
@@ -175,6 +162,7 @@ class StreamsApi:
             body.ripe_at_or_before,
         )
         return {
+            "success": True,
             "rows": [
                 {
                     "key": row.key,
@@ -182,7 +170,7 @@ class StreamsApi:
                     "updated_at": microseconds(row.updated_at),
                 }
                 for row in rows
-            ]
+            ],
         }
 
 
@@ -190,11 +178,3 @@ def _ack(ack: StreamAck) -> CycleAck:
     if not ack.transaction_id or not ack.lease_id:
         raise InvalidRequest("ack needs transactionId and leaseId")
     return CycleAck(ack.transaction_id, ack.lease_id, ack.status or "completed", ack.error)
-
-
-async def _answered(request: Request, answer: Awaitable[Json]) -> Response:
-    """Return the answer as JSON, with `success: false` for an error."""
-    try:
-        return json_response({"success": True, **await answer})
-    except PenstockError as error:
-        return failure_response(error, request, success=False)

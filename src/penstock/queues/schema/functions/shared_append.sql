@@ -93,7 +93,8 @@ BEGIN
            p_sequences[i.n] AS sequence, s.epoch AS stored_epoch,
            CASE WHEN s.epoch IS NULL THEN p_expected[i.n] WHEN p_epochs[i.n] > s.epoch THEN 0
                 WHEN s.offsets[cardinality(s.offsets)] < l.since AND p_epochs[i.n] = s.epoch AND CASE s.epoch
-                     WHEN -1 THEN p_sequences[i.n] > s.expected ELSE (p_sequences[i.n] - s.expected) & 2147483647 < 1073741824 END
+                     WHEN -1 THEN p_sequences[i.n] > s.expected
+                     ELSE (p_sequences[i.n] - s.expected) & 2147483647 BETWEEN 1 AND 1073741823 END
                 THEN coalesce(p_expected[i.n], p_sequences[i.n])
                 ELSE s.expected END AS expected,
            CASE WHEN s.epoch = p_epochs[i.n] THEN array_position(s.sequences, p_sequences[i.n]) END AS place,

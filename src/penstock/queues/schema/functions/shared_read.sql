@@ -6,12 +6,12 @@ CREATE FUNCTION shared_read(
   OUT timeline int, OUT data bytea, OUT object text, OUT "position" bigint, OUT size int
 ) RETURNS SETOF record LANGUAGE sql STABLE AS $$
   SELECT l.next_offset,
-         coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id = l.id ORDER BY b.last_offset LIMIT 1), l.next_offset),
+         coalesce((SELECT b.base_offset FROM shared_batches b WHERE b.log_id = p_log ORDER BY b.last_offset LIMIT 1), l.next_offset),
          b.base_offset, b.last_offset, b.records, b.timeline, b.data, b.object, b.position, b.size
     FROM shared_logs l
-    LEFT JOIN LATERAL (
+    LEFT JOIN (
       SELECT b.*, sum(b.size) OVER (ORDER BY b.last_offset) - b.size AS before
-        FROM (SELECT * FROM shared_batches b WHERE b.log_id = l.id AND b.last_offset >= p_offset
+        FROM (SELECT * FROM shared_batches b WHERE b.log_id = p_log AND b.last_offset >= p_offset
                ORDER BY b.last_offset LIMIT p_rows) b) b ON b.before < p_bytes
    WHERE l.id = p_log ORDER BY b.last_offset
 $$;

@@ -294,7 +294,7 @@ class TopicsApi:
 
 
 async def _read_newest(log: SharedLog, read: Callable[[], Response]) -> Response:
-    await log.refresh_if_possible()
+    await log.refresh()  # an empty answer means that there is nothing
     return await log.read_through(read)
 
 
