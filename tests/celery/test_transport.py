@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import kombu
 import pytest
 from kombu.transport import TRANSPORT_ALIASES
 
-from penstock.celery import Transport, channel
+from penstock.celery import Transport, channel, kombu_transport
 from tests.support.wait import until
 
 
@@ -345,6 +346,44 @@ def test_a_reply_queue_whose_client_was_killed_expires_and_is_removed_by_the_nex
             ask(another, f"{queue}-second")
             assert f"{queue}-killed" not in names()
     assert not {f"{queue}-first", f"{queue}-second"} & names()
+
+
+def test_what_killed_clients_left_is_removed_by_a_consumer_that_runs(
+    url: str, queue: str, api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = kombu.Exchange(f"{queue}-all", type="fanout")
+
+    def listener(name: str) -> kombu.Queue:
+        return kombu.Queue(name, exchange, auto_delete=True)
+
+    def groups() -> set[str]:
+        return {one["name"] for one in api.get("/api/v1/consumer-groups").json()}
+
+    killed = os.fork()
+    if killed == 0:
+        connection = kombu.Connection(url)
+        listener(f"{queue}-killed")(connection.default_channel).declare()
+        reply = kombu.Queue(f"{queue}-replies", durable=False, auto_delete=True)
+        reply(connection.default_channel).declare()
+        kombu.Producer(connection).publish("a task", routing_key=queue)
+        os.kill(os.getpid(), 9)
+    os.waitpid(killed, 0)
+    with kombu.Connection(url) as running:
+        running.Consumer([listener(f"{queue}-running")], callbacks=[print]).consume()
+        assert f"{queue}-killed" in groups()
+        assert api.get(f"/api/v1/queues/{queue}-replies/options").is_success
+        monkeypatch.setattr(channel, "IDLE_GROUP_SECONDS", 0.0)
+        monkeypatch.setattr(channel, "UNUSED_REPLIES_SECONDS", 0.0)
+        monkeypatch.setattr(kombu_transport, "TIDY_SECONDS", 0.0)
+
+        def removed() -> bool:
+            with suppress(TimeoutError):
+                running.drain_events(timeout=0.1)
+            replies = api.get(f"/api/v1/queues/{queue}-replies/options").status_code
+            return f"{queue}-killed" not in groups() and replies == 404
+
+        until(removed, 60, "the group and the queue are removed")
+        assert f"{queue}-running" in groups()
 
 
 def test_options_that_an_operator_changed_are_kept(url: str, queue: str, api: httpx.Client) -> None:

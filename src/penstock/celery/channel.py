@@ -476,6 +476,13 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
             if idle and _age(group["subscriptionCreatedAt"]) > IDLE_GROUP_SECONDS:
                 self._forget_group(queue, group["name"])
 
+    def remove_unused(self) -> None:
+        """Remove what killed clients left: listeners of this channel's exchanges, reply queues."""
+        sources = self.connection.sources.values()
+        for exchange in {source.queue for source in sources if source.group is not None}:
+            self._forget_idle_groups(exchange)
+        self._delete_unused_replies()
+
     def close(self) -> None:
         if not self.closed and self.connection is not None:
             for consumer in list(self._consumers):

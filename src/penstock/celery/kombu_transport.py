@@ -40,6 +40,7 @@ TURN_SECONDS = 0.1  # between turns of the event loop while something waits for 
 BUSY_SECONDS = 0.05  # that a channel is busy before the pop waits for the other queues only
 # How often `drain_events` checks a full window, which another thread or greenlet may open.
 FULL_WINDOW_SECONDS = 0.02
+TIDY_SECONDS = 600.0  # how often a consumer removes what killed clients left
 
 
 Consumed = tuple[QueueChannel, str]  # a queue of kombu that a channel consumes
@@ -138,6 +139,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self._consumed: list[Consumed] = []  # the one that was served last at the end
         self._pop = LongPop(self)
         self._busy_since: float | None = None  # since when a channel takes no messages
+        self._tidied_at = time.monotonic()
         self._loop: Any = None  # Celery's event loop, if it uses one
         self._turning: Any = None  # a timer of the event loop
         self._watched = -1  # the pop's file descriptor in the event loop
@@ -201,6 +203,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         pop.check()
         if not pop.sources:
             self._unwatch()
+            if now > self._tidied_at + TIDY_SECONDS:
+                self._tidied_at = now
+                self._tidy()
         if len(pop.sources) == len(self._consumed) and not self.ready:
             return
         room: dict[QueueChannel, int] = {}
@@ -223,6 +228,14 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         busy = self._busy_since is not None and now < self._busy_since + BUSY_SECONDS
         if batches and not (pop.sources or busy or now < pop.not_before):
             pop.start(batches)
+
+    def _tidy(self) -> None:
+        """Remove listeners and reply queues of clients that were killed."""
+        try:
+            for channel in dict.fromkeys(channel for channel, _ in self._consumed):
+                channel.remove_unused()
+        except PenstockError as error:
+            log.debug("what killed clients left is not removed: %s", error)
 
     def _end_pop(self) -> None:
         self._unwatch()
