@@ -46,8 +46,8 @@ def outgoing(payload: Bytes | None, fields: RecordFields) -> Outgoing:
 
 
 def size_of(record: Outgoing) -> int:
-    """Return the size of a record in bytes. Raises InvalidRequest for a field of a wrong type,
-    which would fail the whole batch.
+    """Return the size of a record in bytes. Raises InvalidRequest for a field of a wrong type:
+    later, it would fail the whole batch.
     """
     if isinstance(record, BYTES):
         return len(record)
