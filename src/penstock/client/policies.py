@@ -1,4 +1,4 @@
-"""How often a consumer attempts a message, and how many messages it begins per second."""
+"""Set how often a consumer attempts a message, and how many messages it starts per second."""
 
 import asyncio
 import random

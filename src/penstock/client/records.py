@@ -1,4 +1,4 @@
-"""What a producer sends: records, and the numbers by which the broker stores each batch once.
+"""Encode what a producer sends: records, and the numbers by which the broker stores a batch once.
 
 The broker refuses a batch while it does not have the one before it, so that a retried batch is not
 overtaken. A batch that is refused for good, or whose outcome is unknown, is not sent again: the
