@@ -336,7 +336,9 @@ class Settler:
                     self._changed.wait_for(lambda: self._closed, PAUSE_SECONDS)
                     if self._closed:
                         break
-            except Exception:  # a bug must not end the thread, which renews all leases
+            # A bug must not end the thread, which renews all leases. The outcomes that were not
+            # sent are dropped: their messages are delivered again when the leases expire.
+            except Exception:
                 log.exception("acknowledgements or renewals have failed")
             else:
                 self._stuck = False
