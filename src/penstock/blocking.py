@@ -10,13 +10,13 @@ replace the socket module (gevent).
     settler.close(timeout=5)
 
 `penstock.SyncClient` is the client for programs: it has an event loop in a thread. A `Line` is one
-socket that carries one request at a time. `json` calls any operation of the HTTP API. A pop that
-waits can be watched (`send_pop`, `fileno`, `wait`) and ended (`abandon`). A `Settler` has a thread,
+socket that carries one request at a time. `json` calls any operation of the HTTP API. A program can
+watch a waiting pop (`send_pop`, `fileno`, `wait`) and end it (`abandon`). A `Settler` has a thread,
 under gevent a greenlet.
 
-All brokers on one database are equal: a lease that one of them granted can be renewed and settled
-at another. So a lost broker is not an error of the framework's connection as long as another one
-answers, or the same one comes back, within `retry_for`.
+All brokers on one database are equal: any of them can renew and settle a lease that another one
+granted. So the framework sees no error when a broker is lost, as long as a broker answers within
+`retry_for`.
 """
 
 import atexit
@@ -221,11 +221,12 @@ class Settler:
     """Sends the outcomes of messages, and renews their leases until then, in a thread with a
     connection of its own.
 
-    A task may run in the thread that consumes (Celery's solo pool, a callback of kombu): its lease
-    is renewed nevertheless, and its early acknowledgement is sent before it runs. Outcomes that
-    arrive while a request is under way go together in the next one. While no broker answers they
-    are kept, so a task that ends during a restart of the broker is not run twice. A forked child
-    has no copy of the thread, and needs none: leases belong to the process that took them.
+    A task may run in the thread that consumes (Celery's solo pool, a callback of kombu). The
+    settler still renews its lease, and sends an early acknowledgement before the task runs.
+    Outcomes that arrive during a request are sent together in the next one. While no broker
+    answers, the settler keeps them, so a task that ends during a restart of the broker does not run
+    twice. A forked child has no copy of the thread and needs none: leases belong to the process
+    that took them.
     """
 
     def __init__(self, brokers: BlockingBrokers) -> None:
@@ -335,7 +336,9 @@ class Settler:
                     self._changed.wait_for(lambda: self._closed, PAUSE_SECONDS)
                     if self._closed:
                         break
-            except Exception:  # a bug must not end the thread: no lease would be renewed any more
+            # A bug must not end the thread, which renews all leases. The outcomes that were not
+            # sent are dropped: their messages are delivered again when the leases expire.
+            except Exception:
                 log.exception("acknowledgements or renewals have failed")
             else:
                 self._stuck = False

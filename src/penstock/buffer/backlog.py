@@ -22,7 +22,7 @@ from penstock.queues.types import Item
 
 Key = tuple[str, str]  # queue, partition
 FIRST_EVENTS = 1000  # admitted at once during a replay, so that a short outage delays no push
-SHARE = 0.5  # of committed events, which admit new ones
+SHARE = 0.5  # new events admitted for each committed one
 
 
 def keys_of(items: Iterable[Item]) -> set[Key]:

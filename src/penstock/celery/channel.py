@@ -477,7 +477,7 @@ class QueueChannel(virtual.Channel):  # type: ignore[misc]
                 self._forget_group(queue, group["name"])
 
     def remove_unused(self) -> None:
-        """Remove what killed clients left: listeners of this channel's exchanges, reply queues."""
+        """Remove listeners of this channel's exchanges and reply queues of killed clients."""
         sources = self.connection.sources.values()
         for exchange in {source.queue for source in sources if source.group is not None}:
             self._forget_idle_groups(exchange)

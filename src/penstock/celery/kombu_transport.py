@@ -40,7 +40,7 @@ TURN_SECONDS = 0.1  # between turns of the event loop while something waits for 
 BUSY_SECONDS = 0.05  # that a channel is busy before the pop waits for the other queues only
 # How often `drain_events` checks a full window, which another thread or greenlet may open.
 FULL_WINDOW_SECONDS = 0.02
-TIDY_SECONDS = 600.0  # how often a consumer removes what killed clients left
+TIDY_SECONDS = 600.0  # how often a consumer removes the remains of killed clients
 
 
 Consumed = tuple[QueueChannel, str]  # a queue of kombu that a channel consumes
@@ -235,7 +235,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             for channel in dict.fromkeys(channel for channel, _ in self._consumed):
                 channel.remove_unused()
         except PenstockError as error:
-            log.debug("what killed clients left is not removed: %s", error)
+            log.debug("listeners and queues of killed clients are not removed: %s", error)
 
     def _end_pop(self) -> None:
         self._unwatch()
@@ -331,7 +331,7 @@ def _brokers(client: Any) -> BlockingBrokers:
     secure = bool(client.ssl) or any(one["transport"] == "penstocks" for one in places)
     hosts = [_address(one["hostname"], one["port"]) for one in places]
     client.password = first["password"] or client.password
-    # kombu and Celery show it to people and copy it: it has the scheme, and not the token.
+    # kombu and Celery log and copy the host name: it contains the scheme, but not the token.
     client.hostname = f"{'penstocks' if secure else 'penstock'}://{hosts[0]}"
     return BlockingBrokers(
         [f"{'https' if secure else 'http'}://{host}" for host in dict.fromkeys(hosts)],

@@ -66,7 +66,7 @@ COMMANDS = {  # words, each with a module of that name, and their help
     "restore": "Restore a backup into an empty data directory and database, and verify it.",
     "demo": "Fill a broker with live example data, to try the Console.",
 }
-MODULES = {  # of words that have none of their own
+MODULES = {  # the modules of commands that share one
     "restore": "backup",
     "token": "config",
     **dict.fromkeys(("tasks", "maintenance", "audit", "logs"), "operations"),

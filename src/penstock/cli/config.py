@@ -1,5 +1,5 @@
-"""`penstock config`: show the effective configuration, or check a file. `penstock token`: make
-tokens for the key in it.
+"""`penstock config`: show the effective configuration, or check a file. `penstock token`: create
+tokens with the key in that file.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`penstock tasks`, `maintenance`, `audit` and `logs`: what the broker does and did."""
+"""`penstock tasks`, `maintenance`, `audit` and `logs`: watch and control a running broker."""
 
 import json
 from typing import Any, Literal
@@ -7,7 +7,7 @@ from penstock.cli import Limit, WatchApi, app
 from penstock.cli.tables import Column, Facts, TextLine, View, count, table, when
 
 TASKS, BUFFERS = "/api/v1/tasks", "/api/v1/buffers"
-AUDIT_ROWS = 1000  # that the broker answers at most
+AUDIT_ROWS = 1000  # the most that one answer of the broker has
 
 
 @app.command

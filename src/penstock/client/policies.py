@@ -1,4 +1,4 @@
-"""How often a consumer attempts a message, and how many messages it begins per second."""
+"""Set how often a consumer attempts a message, and how many messages it starts per second."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from penstock.errors import InvalidRequest
 
 BURST_SECONDS = 0.1
 UNITS = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-# A handler that raises these has failed as with any other exception: it does not end the worker.
+# A handler that raises one of these has failed, as with any other exception. The worker goes on.
 EXITS = (SystemExit, asyncio.CancelledError)
 Errors = tuple[type[Exception], ...]
 
@@ -30,15 +30,15 @@ class RetryPolicy:
     dead_letter_on: Errors = ()
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after this attempt; the first attempt is 1. With `jitter`, a random
-        number between half of it and all of it.
+        """Return the seconds to wait after this attempt; the first attempt is 1. With `jitter`, the
+        wait is random: between half of that and all of it.
         """
         growth = self.factor ** min(attempt - 1, 1000)
         whole = float(min(self.longest, self.first * growth))
         return whole * (random.uniform(0.5, 1.0) if self.jitter else 1.0)
 
     def retries(self, failure: BaseException) -> bool:
-        """Whether another attempt makes sense after this exception."""
+        """Return whether to make another attempt after this exception."""
         fatal = isinstance(failure, self.dead_letter_on)
         return not fatal and isinstance(failure, (*self.retry_on, *EXITS))
 

@@ -155,7 +155,7 @@ class Reader:
         return frames.read_info(await self._ask(Command.TOPIC_INFO, frames.name(self._label)))
 
     async def _next(self, offset: int, wait: bool, limit: int | None = None) -> Batch:
-        """One FETCH answer from `offset` on; empty at the end. Retries what may pass, until
+        """Return one FETCH answer from `offset` on; empty at the end. Retries passing errors, until
         `timeout`.
         """
         loop = asyncio.get_running_loop()

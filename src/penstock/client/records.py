@@ -1,4 +1,4 @@
-"""What a producer sends: records, and the numbers by which the broker stores each batch once.
+"""Encode what a producer sends: records, and the numbers by which the broker stores a batch once.
 
 The broker refuses a batch while it does not have the one before it, so that a retried batch is not
 overtaken. A batch that is refused for good, or whose outcome is unknown, is not sent again: the
@@ -46,8 +46,8 @@ def outgoing(payload: Bytes | None, fields: RecordFields) -> Outgoing:
 
 
 def size_of(record: Outgoing) -> int:
-    """Return the size of a record in bytes. Raises InvalidRequest for a field of a wrong type,
-    which would fail the whole batch.
+    """Return the size of a record in bytes. Raises InvalidRequest for a field of a wrong type:
+    later, it would fail the whole batch.
     """
     if isinstance(record, BYTES):
         return len(record)

@@ -47,7 +47,7 @@ class Ack(msgspec.Struct, rename="camel", gc=False):
     group: str = QUEUE_MODE
     worker: str | None = None  # the consumer's name, shown in the life of a message that failed
     delay: float | None = None  # failed, retry: seconds before the message is delivered again
-    max_attempts: int | None = None  # failed: of this message; None: the queue's
+    max_attempts: int | None = None  # with `failed`, the limit for this message; None: the queue's
 
 
 class ItemOutcome(msgspec.Struct, gc=False):
@@ -108,7 +108,7 @@ HeadersText = Annotated[
 ]
 
 
-BROKERS_OWN = ("producer", "fresh", "key_id", "due", "group")  # fields that no request may set
+BROKERS_OWN = ("producer", "fresh", "key_id", "due", "group")  # fields that requests cannot set
 if TYPE_CHECKING:
     OrNull = str
 else:
@@ -231,7 +231,7 @@ class AckItem(Ack, rename=json_name, gc=False):
     group: None = None  # type: ignore[assignment]
 
     def complete(self, group: str, who: str) -> Ack:
-        """Fill in what the request does not say. `who` sent it."""
+        """Fill in the fields that the request left out. `who` sent the request."""
         self.group = group  # type: ignore[assignment]
         self.lease_id = self.lease_id or None
         self.status = self.status or "completed"

@@ -43,7 +43,7 @@ LIST_QUEUES = _queues.get(
 GET_QUEUE = _queues.get(
     "/{queue}",
     queues.QueueDetails,
-    "A queue with its options and consumer groups",
+    "Get a queue with its options and consumer groups",
     query=queries.RecentQuery,
 )
 LIST_QUEUE_PARTITIONS = _queues.get(
@@ -53,7 +53,7 @@ LIST_QUEUE_PARTITIONS = _queues.get(
     query=queries.QueuePartitionsQuery,
 )
 GET_QUEUE_OPTIONS = _queues.get(
-    "/{queue}/options", queues.OptionsOfQueue, "The options of a queue and their meanings"
+    "/{queue}/options", queues.OptionsOfQueue, "Get the options of a queue and their meanings"
 )
 CHANGE_QUEUE_OPTIONS = _queues.patch(
     "/{queue}/options",
@@ -146,7 +146,9 @@ LIST_MESSAGES = _messages.get(
     "", messages.StoredMessages, "List messages, newest first", query=queries.MessagesQuery
 )
 GET_MESSAGE = _messages.get(
-    _MESSAGE, messages.MessageWithPayload, "A message with its payload and its state in each group"
+    _MESSAGE,
+    messages.MessageWithPayload,
+    "Get a message with its payload and its state in each group",
 )
 DELETE_MESSAGE = _messages.delete(
     _MESSAGE, messages.MessageDeleted, "Delete a message", audit=Audited("message.delete")
@@ -169,7 +171,7 @@ LIST_GROUPS = _groups.get(
 DESCRIBE_GROUP = _groups.get(
     "/{group}",
     dict[str, groups.GroupPositions],
-    "Position of a group in each partition, by queue",
+    "Get the position of a group in each partition, by queue",
     query=queries.GroupPage,
 )
 DELETE_GROUP = _groups.delete(
@@ -218,7 +220,7 @@ _consumers = Section("groups", "/api/v1/consumers")
 LIST_CONSUMERS = _consumers.get(
     "",
     consumers.Consumers,
-    "Running consumers, as they report themselves: messages in flight, last error",
+    "List running consumers as they report themselves: messages in flight, last error",
     query=queries.ConsumersQuery,
 )
 REPORT_CONSUMERS = Section("internal", "/api/v1/consumers").post(
@@ -238,7 +240,7 @@ LIST_SCHEDULED = _scheduled.get(
     query=queries.ScheduledQuery,
 )
 GET_SCHEDULED = Section("internal", "/api/v1/scheduled").get(
-    _SCHEDULED_MESSAGE, messages.ScheduledMessage, "A delayed message with its payload"
+    _SCHEDULED_MESSAGE, messages.ScheduledMessage, "Get a delayed message with its payload"
 )
 CANCEL_SCHEDULED = _scheduled.delete(
     _SCHEDULED_MESSAGE,
@@ -252,7 +254,7 @@ LIST_SCHEDULES = _schedules.get(
     "", schedules.ScheduleList, "List all schedules with their last and next runs"
 )
 GET_SCHEDULE = _schedules.get(
-    "/{name}", schedules.Schedule, "A schedule with its last and next runs"
+    "/{name}", schedules.Schedule, "Get a schedule with its last and next runs"
 )
 PUT_SCHEDULE = _schedules.put(
     "/{name}",
@@ -296,7 +298,7 @@ CREATE_ROUTE = _routes.post(
     role=Role.ADMIN,
     audit=Audited("route.create", body=("name",)),
 )
-GET_ROUTE = _routes.get("/{name}", routes.RouteStatus, "A route's status")
+GET_ROUTE = _routes.get("/{name}", routes.RouteStatus, "Get a route's status")
 DELETE_ROUTE = _routes.delete(
     "/{name}",
     NoneType,
@@ -370,7 +372,7 @@ _tasks = Section("dead letters", "/api/v1/tasks")
 LIST_TASKS = _tasks.get(
     "", dead_letters.TaskList, "List background tasks of all brokers on this database, newest first"
 )
-GET_TASK = _tasks.get("/{id}", dead_letters.BackgroundTask, "Progress of a background task")
+GET_TASK = _tasks.get("/{id}", dead_letters.BackgroundTask, "Get the progress of a background task")
 START_REQUEUE = _tasks.post(
     "/requeue",
     dead_letters.BackgroundTask,
@@ -397,7 +399,7 @@ CANCEL_TASK = _tasks.delete(
 LIST_CHANGES = Section("system", "/api/v1/audit").get(
     "",
     broker.AuditPage,
-    "Audit log: who changed what and when, newest first",
+    "List the audit log: who changed what and when, newest first",
     query=queries.AuditQuery,
     role=Role.ADMIN,
 )
@@ -411,7 +413,7 @@ _system = Section("system", "")
 GET_HEALTH = _system.get(
     "/health",
     broker.BrokerStatus,
-    "Health of the broker: 200 while the database answers, otherwise 503",
+    "Check the broker: 200 while the database answers, otherwise 503",
 )
 GET_LIVENESS = _system.get(
     "/health/live", broker.Alive, "Liveness probe: 200 while the process serves requests"
@@ -426,7 +428,7 @@ GET_READINESS = _system.get(
 GET_METRICS = _system.get(
     "/metrics",
     NoneType,
-    "Metrics in Prometheus text format, or as JSON if the Accept header asks for it",
+    "Get metrics in Prometheus text format, or as JSON if the Accept header asks for it",
     answer_type=broker.PROMETHEUS,
 )
 
@@ -437,7 +439,7 @@ LIST_PIPELINES = _pipelines.get(
 GET_PIPELINE = _pipelines.get(
     "/{name}",
     pipelines.PipelineStatus,
-    "A pipeline's last report, its last runs and its last minutes",
+    "Get a pipeline's last report, its last runs and its last minutes",
 )
 REPORT_PIPELINE = Section("internal", "/api/v1/pipelines").put(
     "/{name}",
@@ -489,7 +491,9 @@ DELETE_TOPIC = _topics.delete(
     audit=Audited("topic.delete"),
 )
 GET_TOPIC = _topics.get(
-    "/{topic}", topics.TopicDetails, "A topic with its offsets, size, segments and consumer groups"
+    "/{topic}",
+    topics.TopicDetails,
+    "Get a topic with its offsets, size, segments and consumer groups",
 )
 PRODUCE = _topics.post(
     "/{topic}/produce",
@@ -509,13 +513,13 @@ CONSUME = _topics.get(
 GET_NEXT_OFFSET = _topics.get(
     "/{topic}/next_offset",
     topics.TopicNextOffset,
-    "The offset that the next record will get",
+    "Get the offset that the next record will have",
     query=topics.PartitionQuery,
 )
 GET_OFFSET_AT = _topics.get(
     "/{topic}/offset",
     topics.OffsetAt,
-    "The offset of the first record appended at or after a time",
+    "Get the offset of the first record appended at or after a time",
     query=topics.AtQuery,
 )
 STREAM_TOPIC = _topics.get(
@@ -600,7 +604,9 @@ RENEW_RECORDS = _topic_groups.post(
 )
 
 _scrub = Section("topics", "/api/v1/scrub")
-GET_SCRUB = _scrub.get("", topics.ScrubStatus, "Progress of the checksum scan over sealed segments")
+GET_SCRUB = _scrub.get(
+    "", topics.ScrubStatus, "Get the progress of the checksum scan over sealed segments"
+)
 START_SCRUB = _scrub.post(
     "",
     topics.ScrubStatus,
@@ -626,7 +632,7 @@ _buffer = Section("buffer", "/api/v1")
 GET_BUFFER = _buffer.get(
     "/status/buffers",
     broker.BufferStatus,
-    "Events buffered on disk, and the progress of their replay",
+    "Count the events buffered on disk, and show the progress of their replay",
 )
 REPLAY_BUFFER = _buffer.post(
     "/buffers/{action}",
@@ -657,17 +663,17 @@ SEARCH_MESSAGES = _console.get(
 GET_LIFELINE = _console.get(
     "/messages/{partition}/{transaction}/lifeline",
     inspection.Lifeline,
-    "The history of a message, oldest event first",
+    "Get the history of a message, oldest event first",
 )
 LIST_ERRORS = _console.get(
     "/dlq/errors",
     inspection.ErrorGroups,
-    "Dead letters grouped by error, with counts over time",
+    "Group dead letters by error, with counts over time",
     query=inspection.ErrorsQuery,
 )
 GET_HISTORY = _console.get(
     "/history",
     inspection.Series,
-    "Messages per second over the last hour, day or week, for all queues or one",
+    "Get the messages per second over the last hour, day or week, for all queues or one",
     query=inspection.HistoryQuery,
 )

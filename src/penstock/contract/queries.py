@@ -12,7 +12,7 @@ from penstock.protocol.times import time_field
 
 # the database reads and drops all rows before a page, so far pages need another way
 MAX_OFFSET = 10_000
-MAX_ROWS = 10_000  # of a list that the broker sorts
+MAX_ROWS = 10_000  # in one page of a list that the broker sorts
 BUCKETS = {"minute": timedelta(minutes=1), "hour": timedelta(hours=1), "day": timedelta(days=1)}
 
 R = TypeVar("R")

@@ -170,7 +170,7 @@ class TopicDetails(Struct):
     rate: float | None  # records per second; null when it was not asked for before
     history: list[float]
     retention: Retention
-    move: TopicMove | None  # while it becomes a shared topic, or if that failed
+    move: TopicMove | None  # while the topic is moved, and after a move that failed
 
 
 class Created(Struct):

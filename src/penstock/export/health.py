@@ -1,4 +1,4 @@
-"""What holds a route back from sending: its circuit breaker, its backoff and its pause."""
+"""Decide when a route may send: its circuit breaker, its backoff and its pause."""
 
 import asyncio
 import logging

@@ -44,7 +44,7 @@ from penstock.topics.store import TopicStore
 log = logging.getLogger("penstock.export")
 T = TypeVar("T")
 SENDS_PER_CORE = 8
-# Of a route of the API, or why it cannot be read; None: the configuration has the route.
+# A route that was created over the API, or the error of reading it; None: it is configured.
 Definition = dict[str, Any] | Exception | None
 START_RETRY_SECONDS = 10.0  # until routes that could not start are tried again
 

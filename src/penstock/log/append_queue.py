@@ -164,7 +164,9 @@ class AppendQueue(ABC):
 def _check_times(times: Sequence[int]) -> None:
     for time in times:
         if abs(time) > MAX_TIMESTAMP:
-            raise InvalidRecord(f"the timestamp {time} is after the year 9999 in milliseconds")
+            raise InvalidRecord(
+                f"the timestamp {time} is out of range: it is milliseconds, up to the year 9999"
+            )
 
 
 def _size_of(record: NewRecord) -> int:

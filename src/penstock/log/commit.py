@@ -2,8 +2,9 @@
 
 Adjacent appends of payloads without a producer share one frame. An append with a producer has its
 own, which identifies it when it is sent again. Repeated and out-of-order batches are sorted out
-here and cost no write. A commit ends before a batch that does not follow the batch of the same
-producer in this commit, since only the next commit can tell whether it is a repeated one.
+here and cost no write. If a commit contains a batch of a producer, and a later batch neither
+follows nor repeats it, the commit ends before the later batch. Only the next commit can tell
+whether that one is stored already.
 """
 
 from collections.abc import Sequence
@@ -69,9 +70,7 @@ class Entry:
 
 
 class LogCommit:
-    """A commit: the first of the given appends, as many as it can contain, and their encoded
-    bytes.
-    """
+    """A commit: the appends that it takes from the front of a list, and their encoded bytes."""
 
     __slots__ = (
         "_format",
@@ -132,8 +131,8 @@ class LogCommit:
         self._format.add(self.write, payloads, None)
 
     def _jumps(self, producer: AnyProducer) -> bool:
-        """Return whether this batch is neither the next one of its producer in this commit, nor
-        repeated in it.
+        """Return whether this commit has a batch of the same producer that this one neither follows
+        nor repeats.
         """
         latest = self._latest.get(producer.key)
         return not (latest is None or producer in self._seen or producer.follows(latest))

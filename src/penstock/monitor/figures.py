@@ -1,5 +1,5 @@
-"""Figures of the Console: queues, sums of all that was accepted, the growth of topics, the disk and
-PostgreSQL.
+"""Compute the figures of the Console: queues, what became of all accepted records, the growth of
+topics, the disk and PostgreSQL.
 """
 
 import shutil
@@ -54,7 +54,7 @@ def ledger(queues: Iterable[WatchedQueue], routes: Iterable[RouteStatus]) -> lis
     """Return a row for the queues and one for the routes.
 
     Queues: accepted = completed + dead letters + dropped + waiting + skipped. `skipped` is computed
-    from the other figures, so the sum proves something only if it is 0; otherwise `agrees` is None.
+    from the other figures. So the sum is a proof only if `skipped` is 0; else `agrees` is None.
     Routes: accepted = delivered + dead letters + dropped + waiting.
     """
     pairs = [(queue, group) for queue in queues for group in queue.groups]

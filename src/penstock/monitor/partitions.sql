@@ -1,5 +1,5 @@
--- Partitions of a queue as a group sees them, those with the most waiting messages first: of those that have something for it,
--- and of the first ones by number, up to $4 each. $1 queue, $2 group, $3 part of the name ('' = all), $5 limit, $6 offset
+-- Partitions of a queue as a group sees them, those with the most waiting messages first. Considers up to $4 partitions that
+-- have messages for the group, and the first $4 by number. $1 queue, $2 group, $3 part of the name ('' = all), $5 limit, $6 offset
 WITH one_group AS MATERIALIZED (
   SELECT g.id AS group_id, g.queue_id FROM groups g JOIN queues q ON q.id = g.queue_id AND q.deleted_at IS NULL
    WHERE q.name = $1 AND g.name = $2

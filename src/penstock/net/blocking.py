@@ -63,7 +63,7 @@ class BlockingConnection:
         length = b"" if method == "GET" else b"Content-Length: %d\r\n" % len(body)
         head = f"{method} {target} HTTP/1.1\r\n".encode() + self._head + render_headers(headers)
         while True:
-            # Nothing arrives while no request is under way, but the end of the connection.
+            # Between requests, only the end of the connection can arrive.
             if self._socket is None or self._pid != os.getpid() or self._readable(0.0):
                 self.close()
                 self._connect()
@@ -185,6 +185,6 @@ class BlockingConnection:
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
         if status >= 200:
-            # asked here, because the parser forgets the headers when it is done with a message
+            # read here: the parser drops the headers at the end of the message
             self._keep_alive = self._parser.should_keep_alive()
             self._answer = HttpAnswer(status, self._headers, b"".join(self._body))

@@ -1,8 +1,8 @@
-"""Tell the user what failed in one sentence, without the stacks of Spark and Python.
+"""Describe a failure in one sentence, without the stacks of Spark and Python.
 
-Spark passes on what a Python process raised as a traceback with the text in its last line, unless
-SPARK_HIDE_TRACEBACK is set there. A process that is about to raise a `PenstockError` sets it, and
-ends with the error. Any other exception keeps its traceback.
+Spark reports an exception of a Python process as a traceback, unless SPARK_HIDE_TRACEBACK is set in
+that process. A process sets it just before it raises a `PenstockError` and ends. Other exceptions
+keep their tracebacks.
 """
 
 import functools

@@ -71,7 +71,7 @@ class Place(msgspec.Struct):
 
     @property
     def title(self) -> str:
-        """Name it in a few words: "topic orders"."""
+        """Return its kind and name, such as "topic orders"."""
         return f"{self.kind} {getattr(self, self.kind)}"
 
 

@@ -312,8 +312,8 @@ def _unsnap(snappy: Any, data: memoryview) -> bytes:
 
 
 def undecodable(head: BatchHead, why: Damaged) -> Damaged:
-    """Return the error for records that cannot be decoded: brokers store what Kafka's clients send
-    without looking at the records.
+    """Return the error for records that cannot be decoded. Brokers store the batches of Kafka's
+    clients without decoding them.
     """
     offsets = f"{head.base_offset} to {head.next_offset - 1}"
     return Damaged(f"the records of offsets {offsets} cannot be decoded: {why}", head.next_offset)
@@ -332,7 +332,7 @@ class Fields(NamedTuple):
 
 
 def find_fields(data: Bytes, count: int, last: int) -> Fields:
-    """Find the parts of all encoded records; `last` is the offset delta of the batch. Raises
+    """Find the parts of all encoded records. `last` is the batch's last offset delta. Raises
     Damaged if the lengths or the offsets do not fit.
     """
     fields = Fields([], [], [], [], [], [], [])
@@ -407,8 +407,8 @@ def find_records(data: bytes, count: int) -> list[int]:
 
 
 def read_headers(data: Bytes, at: int) -> tuple[tuple[str, bytes | None], ...]:
-    """Return the headers; none if a client sent what cannot be decoded. `at` is the position of
-    their number in the encoded records.
+    """Return the headers; none if they cannot be decoded. `at` is the position of their count in
+    the encoded records.
     """
     headers: list[tuple[str, bytes | None]] = []
     try:
@@ -438,7 +438,7 @@ def our_producer(data: Bytes, head: BatchHead, at: int = 0) -> tuple[bytes, int]
         length, start = _varint_at(records, 0)
         fields = find_fields(records[: start + length], 1, 0)
         headers = read_headers(records, fields.header_starts[0])
-    except (IndexError, Damaged):  # a client of Kafka has sent what nobody can decode
+    except (IndexError, Damaged):  # the records cannot be decoded
         return None
     for name, value in headers:
         if name == PRODUCER_HEADER and value is not None and len(value) == _PRODUCER.size:

@@ -1,6 +1,6 @@
-"""Choose the partition of a record whose producer names none, as Kafka's clients do. So a key is
-always in the same partition, whichever client appended it. Decode which partitions a member of a
-Kafka group has.
+"""Choose the partition of a record whose producer names none, as Kafka's clients do. So the records
+of a key are in the same partition, whichever client appended them. Decode which partitions a member
+of a Kafka group has.
 """
 
 from random import randrange

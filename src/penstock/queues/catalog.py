@@ -129,8 +129,8 @@ class QueueCatalog:
         return [info_of(row) for row in rows]
 
     async def locate(self, items: Collection[Item]) -> dict[PartitionName, Location]:
-        """Return where the items go. Create queues and partitions that are missing. Leave out those
-        that are deleted meanwhile.
+        """Return where the items go. Create missing queues and partitions. Leave out those that are
+        deleted meanwhile.
         """
         wanted = {(item.queue, item.partition) for item in items}
         if not wanted <= self.partitions.keys():

@@ -1,7 +1,7 @@
-"""Who consumes: the connections that pop, by queue and group, of this process and of the others.
+"""Count the consumers of each queue and group: the connections that pop, in all processes.
 
-A consumer is a connection that asked for messages of a group and is still open; one that asked for
-nothing in `MEMBER_SECONDS` is not counted any more (it may serve something else by now). Every
+A consumer is an open connection that has asked for messages of a group. One that has not asked for
+`MEMBER_SECONDS` is no longer counted, since it may serve another purpose by then. Every
 process writes its counts into its row of `members` (`Presence`), so any process can add up the
 rows; its own counts are current.
 

@@ -1,4 +1,4 @@
-"""What all parts of the queue engine of one broker work with."""
+"""Hold what all parts of a broker's queue engine share."""
 
 from dataclasses import dataclass
 

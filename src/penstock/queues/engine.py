@@ -145,7 +145,7 @@ class Queues:
         return await self.append(with_ids(items, self.catalog.partitions)) if items else []
 
     def append(self, items: list[Item]) -> "asyncio.Future[list[ItemOutcome]]":
-        """Push items that `name_items` has checked, in a call shared with other pushes."""
+        """Push items that `name_items` has checked. Pushes that wait together share one call."""
         size = sum([1 + len(item.payload) // HEAVY_BYTES for item in items])
         return self._pusher.batcher.submit(items, size)
 

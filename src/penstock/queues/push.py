@@ -130,7 +130,7 @@ class AppendBatch:
     catalog: QueueCatalog
     keys: EncryptionKeys
     again: bool = False  # an earlier attempt may have stored them
-    answers: list[ItemOutcome | PenstockError | None] = field(init=False)  # None: not yet
+    answers: list[ItemOutcome | PenstockError | None] = field(init=False)  # None: no answer yet
     # The order sent: partitions, each with the indexes of its items
     sent: list[tuple[int, list[int]]] = field(default_factory=list)
     # (item, earlier item with the same id): the earlier one is answered first
@@ -140,8 +140,8 @@ class AppendBatch:
         self.answers = [None] * len(self.items)
 
     async def arguments(self, locations: Locations) -> AppendArguments | None:
-        """Return the arguments for the items without an answer whose partition is among
-        `locations`, sorted by partition; None: there is nothing to send.
+        """Return the arguments for the items that have a location and no answer yet, sorted by
+        partition; None: there is nothing to send.
         """
         items = self.items
         wanted: dict[PartitionName, dict[str | None, int]] = {}  # the index of each transaction id

@@ -35,13 +35,13 @@ class Stale(Exception):
 class QueueTransaction:
     """An open database transaction that pushes and settles.
 
-    Its queues and partitions were looked up before it began. A look-up inside would use another
-    connection. That one may wait for a session that waits for our locks, and no connection is left
-    when all are in transactions.
+    Its queues and partitions were looked up before it began. A look-up inside would need a second
+    connection. That connection could wait for a session that waits for our locks. There may also be
+    none left, when all are in transactions.
     """
 
     connection: Any
-    locations: Locations  # all that it may push to
+    locations: Locations  # of all partitions that it may push to
     catalog: QueueCatalog
     calls: Calls
     keys: EncryptionKeys
@@ -58,7 +58,7 @@ class QueueTransaction:
         )
 
     async def append(self, items: list[Item]) -> list[ItemOutcome]:
-        """Push the items, which have their ids. Raises when one of them cannot be stored."""
+        """Push items that have transaction ids. Raises if one of them cannot be stored."""
         batch = AppendBatch(items, self.catalog, self.keys)
         arguments = await batch.arguments(self.locations)
         if arguments is not None:
@@ -140,9 +140,9 @@ class Transactions:
         return TransactionResult(name, True, None, results)
 
     async def attempt(self, items: Collection[Item], work: Work[T]) -> T:
-        """Run `work`, which pushes to where these items go, in a database transaction. Run it again
-        from the start when the database undid it or a queue has changed. `work` raises to undo what
-        it did; if it locks more than one row it calls `lock` before anything else.
+        """Run `work` in a database transaction, which may push to the partitions of these items.
+        Run it again if the database undid the transaction or a queue has changed. `work` raises an
+        error to undo its changes. If it locks more than one row, it calls `lock` first.
         """
         for turn in range(ATTEMPTS):
             try:

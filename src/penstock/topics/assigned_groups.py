@@ -123,7 +123,7 @@ class AssignedGroup:
     leader: str = ""
     members: dict[str, Member] = field(default_factory=dict)
     pending: dict[str, float] = field(default_factory=dict)  # assigned ids, and when they expire
-    deadline: float = 0.0  # for all members to join, then for the leader to assign
+    deadline: float = 0.0  # PREPARING: for members to join; COMPLETING: for the leader to assign
     not_before: float = 0.0  # when a rebalance may end at the earliest
     timer: asyncio.TimerHandle | None = None
 
@@ -256,7 +256,9 @@ class AssignedGroups:
         self._touch(group, member)
         if group.state is GroupState.COMPLETING:
             if member.id != group.leader:
-                _refuse(member, Refusal.UNKNOWN_MEMBER_ID)  # an earlier request, as in a join
+                _refuse(
+                    member, Refusal.UNKNOWN_MEMBER_ID
+                )  # replaces an earlier request of the member
                 waiting: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
                 member.sync = waiting
                 try:

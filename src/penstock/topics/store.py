@@ -486,7 +486,7 @@ class TopicStore:
         if self.shared is not None and isinstance(self.get(name), SharedLog):
             await self.shared.delete(name)
             return
-        if name in self._partitions:  # a new partition must not outlive the others
+        if name in self._partitions:  # else a partition being added would outlive the others
             await self.wait_for_creation(name)
         failed = self._deleting.get(name)
         if failed is None or not failed.task.done():

@@ -1,8 +1,8 @@
 """Append to a topic, read its visible records and wait for more.
 
 Its parts are the segments and their durability (`SegmentStore`), the commits that write to them
-(`Appender`), and the readers that wait for records (`Subscriptions`). Parts call the topic only
-through two callables, `on_commit` and `on_broken`.
+(`Appender`), and the readers that wait for records (`Subscriptions`). The parts call
+the topic only through `on_commit` and `on_broken`.
 """
 
 import asyncio

@@ -198,7 +198,7 @@ class Feed:
             chunk = self._read(subscription.position)
         except NotCached:
             self._reading[subscription] = self._loop.create_task(self._read_tier(subscription))
-        except StorageError as error:
+        except (Unavailable, StorageError) as error:  # also of a shared topic's failed load
             self._retry(subscription, error)
         else:
             self._hand_over(subscription, chunk)
@@ -248,7 +248,7 @@ class Feed:
         if self._head < self.topic.next_offset:
             try:
                 chunk = self._read(self._head)
-            except (NotCached, StorageError):  # every subscriber catches up by itself
+            except (Unavailable, StorageError):  # every subscriber catches up by itself
                 for subscription in self.live:
                     self._loop.call_soon(self.catch_up, subscription)
                 self.live.clear()

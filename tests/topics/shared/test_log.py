@@ -514,6 +514,26 @@ async def test_a_start_without_the_database_serves_the_topics_of_the_file_until_
         await database.stop()
 
 
+async def test_a_stop_before_the_catalog_was_read_keeps_the_file(
+    postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    url = await create_database(postgres, migrated=True)
+    saved = tmp_path / "shared-topics"
+    async with shared_topics(url, saved=saved) as topics:
+        await topics.create("orders", 1)
+    metrics = Metrics()
+    database = Database(DatabaseSettings(url=url), tmp_path, metrics, SCHEMA)
+    await database.start()
+    try:
+        topics = SharedTopics(
+            database, TopicsSettings(), Instruments(metrics), metrics, saved=saved
+        )
+        await topics.stop()
+    finally:
+        await database.stop()
+    assert b"orders" in saved.read_bytes()
+
+
 async def test_times_find_offsets_across_batches(pair: Pair) -> None:
     here = await pair[0].create("orders", 1)
     for i in range(0, 100, 10):

@@ -166,7 +166,7 @@ async def test_timestamps_in_nanoseconds_are_refused_and_the_topic_goes_on(tmp_p
         refused = await wire.produce("orders", encode_batch([NewRecord(b"x")], now))
         assert (refused.error_code, refused.error_message) == (
             INVALID_RECORD,
-            f"the timestamp {now} is after the year 9999 in milliseconds",
+            f"the timestamp {now} is out of range: it is milliseconds, up to the year 9999",
         )
         with pytest.raises(InvalidRecord):
             await topic.append_records([NewRecord(b"x", timestamp=now)])

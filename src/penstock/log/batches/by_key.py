@@ -82,7 +82,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _records(head: BatchHead, data: Bytes) -> list[KafkaRecord]:
-    """Return the records of an intact batch; none if a client sent what cannot be decoded."""
+    """Return the records of an intact batch; none if they cannot be decoded."""
     decoder = Decoder()
     try:
         decoder.add(data, head)

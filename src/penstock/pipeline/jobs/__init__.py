@@ -8,7 +8,7 @@ from penstock.pipeline.options import DURATION, duration
 from penstock.protocol.times import utc_time
 
 MINUTE = timedelta(minutes=1)
-Say = Callable[[str], None]  # called with a job's progress
+Say = Callable[[str], None]  # reports a job's progress
 
 
 def quiet(_: str) -> None:

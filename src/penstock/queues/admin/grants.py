@@ -1,4 +1,4 @@
-"""Which roles of the database may use the outbox: EXECUTE on its functions, and that is all."""
+"""Grant roles of the database the use of the outbox: EXECUTE on its functions, and no more."""
 
 from typing import Any
 

@@ -1,8 +1,9 @@
 """Push the messages of schedules at the times of their cron expressions.
 
 Any broker does it; none is the leader. Each sleeps until the next due time in the database. A
-change wakes it: here at once, and elsewhere by NOTIFY. The first broker locks the
-schedule's row (the others skip it), pushes what is due and advances `next_at`, in one transaction.
+change wakes it: at once on the broker that made the change, by NOTIFY on the others. The first
+broker locks the schedule's row (the others skip it), pushes the due messages and advances
+`next_at`, in one transaction.
 So after a kill at any moment, a due time is either done or still due. The transaction id consists
 of the schedule and the due time.
 

@@ -1,7 +1,7 @@
 """The SQL of queues: `migrations` make the tables, `functions` are what a release works on them
 with, `queries` are what the admin modules ask.
 
-Migrations only add, so that the previous release still works (docs/how-to/upgrade.md).
+Migrations only add things, so that the previous release still works (docs/how-to/upgrade.md).
 """
 
 from penstock.database.migrate import SchemaFiles, sql_files

@@ -111,7 +111,7 @@ class TurnOutcome:
 
 
 class Flusher:
-    """Makes the calls. `on_answer` is called with the row that each returns."""
+    """Calls `shared_append` for turns of many logs. `on_answer` gets the row of each call."""
 
     def __init__(
         self,
@@ -233,14 +233,15 @@ class SharedAppends(AppendQueue):
         self._on_commit = on_commit
         self._on_gone = on_gone
         self._turn: Turn | None = None  # under way
-        # Producers with failed batches, by key: the first sequence of these batches, and the one
-        # after them, as the database stores them.
+        # Producers with failed batches, by key: the first sequence of these batches, and the
+        # sequence that follows them. Both are numbers as the database stores them.
         self._failed: dict[bytes, tuple[int, int]] = {}
 
     def expected(self, producer: AnyProducer | None) -> int | None:
-        """Return the sequence that must be stored before this batch, if the database does not have
-        it. The batch follows failed ones, and must not pass for the first one of a producer that is
-        unknown. A producer that begins elsewhere went on through another broker.
+        """Return the sequence that the database must expect if it does not know the producer's
+        newest batch, or None. After failed batches, the next batch must not be taken for the first
+        one of an unknown producer. A producer that continues with another sequence has used another
+        broker since.
         """
         if producer is None or producer.key not in self._failed:
             return None

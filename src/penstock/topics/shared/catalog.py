@@ -8,7 +8,7 @@ logs are also polled every `POLL_SECONDS`, and the catalog is read every `CATALO
 After a failover the server has a new timeline and may have lost the last appends. All caches are
 then dropped, and every log is read from the database again.
 
-A file has the catalog as it was last read, for a start while the database is down.
+A file keeps the catalog as it was last read, for a start while the database is down.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ class SharedTopics:
         self._loaded = asyncio.Event()  # the catalog was read at least once
         self._catching_up: dict[int, asyncio.Task[None]] = {}
         self._timeline: int | None = None
-        self._identity: int | None = None  # of the database that the file is about
+        self._identity: int | None = None  # of the database in the file, until it is compared
         self._rewind = False  # the timeline has changed since the catalog was read
         self._clock_offset = 0.0  # seconds by which the database's clock is ahead of ours
         self._tasks: list[asyncio.Task[None]] = []
@@ -189,13 +189,13 @@ class SharedTopics:
         if text is not None:
             self._identity, self._timeline, rows = json.loads(text)
             self._add(rows)
-            self._rewind = True  # the ends are those of that time
+            self._rewind = True  # the ends in the file may be ahead of the database
             self._loaded.set()
             self.database.on_change(self._drop_foreign)
             self._drop_foreign(self.database.healthy)
 
     def _drop_foreign(self, healthy: bool) -> None:
-        """Drop the logs of the file if this is another database, which has others of these ids."""
+        """Drop the logs of the file if this is another database: its ids name other logs."""
         if healthy and self._identity is not None:
             if self._identity != self.database.identity:
                 for topic in self.names():
@@ -203,8 +203,8 @@ class SharedTopics:
             self._identity = None
 
     async def _save(self) -> None:
-        if self._saved is None or self.database.identity is None:
-            return  # nothing is new
+        if self._saved is None or not self._loaded.is_set() or self.database.identity is None:
+            return  # the list is incomplete, or it is the one in the file
         self._unsaved = False
         rows = [
             {
@@ -270,7 +270,7 @@ class SharedTopics:
         return self._logs.get(topic)
 
     def refuse_unknown(self, topic: str) -> None:
-        """Raise Unavailable if any topic may be a shared one: no list of them was read yet."""
+        """Raise Unavailable while no list of shared topics was read: the topic may be one."""
         if not self._loaded.is_set():
             raise Unavailable(f"it is not known yet whether topic {topic!r} is a shared one")
 

@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
 
 
 class ChunkCache:
-    """Chunks of many logs by offset: at most `limit` bytes, the least recently used goes first.
+    """Chunks of many logs by offset: at most `limit` bytes, and the least recently used go first.
 
     The chunks of a deleted log go because nobody uses them.
     """

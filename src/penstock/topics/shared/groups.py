@@ -1,7 +1,7 @@
 """Groups on shared topics: offsets and leases in PostgreSQL, so that every broker serves them all.
 
-A commit for members of Kafka clients has the epoch of their coordinator (`nodes`): a broker that
-was frozen cannot commit for members that have moved to another one.
+A commit of a Kafka group carries the epoch of its coordinator (`nodes`). So a broker that was
+frozen cannot commit for members that have moved to another one.
 """
 
 import time

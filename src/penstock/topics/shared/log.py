@@ -123,7 +123,7 @@ class SharedLog(AppendsThrough):
         self.size_bytes = 0  # of the last `measure`, as is the damage
         self.damage: list[dict[str, Any]] = []
         self._context = context
-        # The last offset that could not be loaded, and why, until a read of it is told.
+        # The last offset that could not be loaded, and the error, until a read raises it.
         self._failure: tuple[int, PenstockError | None] = -1, None
         # Base offsets of the batches that have these times, until `offset_at` reads them.
         self._times: dict[int, int | None] = {}
@@ -319,7 +319,7 @@ class SharedLog(AppendsThrough):
         return context.recent.get(self.log_id, offset) or context.older.get(self.log_id, offset)
 
     def _not_loaded(self, offset: int) -> PenstockError:
-        """Return what a read of this offset raises: `NotLoaded`, or why it could not be loaded."""
+        """Return the error of a read at this offset: `NotLoaded`, or why its load failed."""
         at, error = self._failure
         if at != offset or error is None:
             return NotLoaded(lambda: self._try_to_load(offset))
@@ -327,7 +327,9 @@ class SharedLog(AppendsThrough):
         return error
 
     async def _try_to_load(self, offset: int) -> None:
-        """Load batches. If that fails, the repeated read says so: others of its request go on."""
+        """Load batches. If that fails, the repeated read raises the error, so that the other
+        partitions of a request do not fail.
+        """
         try:
             await self._load(offset)
             if offset > self.next_offset:
@@ -354,8 +356,8 @@ class SharedLog(AppendsThrough):
         )
 
     async def measure(self) -> Row:
-        """Read the size, and what failovers lost. Only people ask for these. Return the row of
-        `USAGE`.
+        """Read the size, and what failovers lost. Return the row of `USAGE`. This is costly: use it
+        only for answers to people.
         """
         await self.refresh()
         [usage] = await self._context.database.browse(USAGE, self.log_id)

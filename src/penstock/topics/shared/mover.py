@@ -264,7 +264,7 @@ class Mover:
             await run(_note_keys, latest, await read_row(row, read))
             if not await self._renew():
                 return
-        for group in _objects(rows):
+        for group in _split_by_object(rows):
             last = group[-1]["last_offset"]
             parts = [
                 await run(_without_replaced, latest, await read_row(row, read), last)
@@ -322,7 +322,7 @@ class Mover:
         )
 
 
-def _objects(rows: Sequence[Row]) -> Iterator[list[Row]]:
+def _split_by_object(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Split rows into groups that fit an object. The rows of one object stay together, so that
     nothing refers to it afterwards.
     """

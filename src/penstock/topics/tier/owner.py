@@ -7,7 +7,8 @@ The id is created once and is not part of a backup: a restored broker is another
 written to the local file before it is written to the tier. A tier whose owner has our id and a
 higher epoch belongs to a copy of this data directory.
 
-`state.json` has what a broker needs beside its segments: groups, sinks, and the end of each topic.
+`state.json` contains what a broker needs besides its segments: groups, sinks, and the end of each
+topic.
 """
 
 import socket

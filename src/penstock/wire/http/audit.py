@@ -1,9 +1,9 @@
-"""Which requests are recorded as changes, and what is recorded of them.
+"""Record the requests that change something in the audit log.
 
-A route says so itself: `audit=Audited("queue.delete")`. Its handler is wrapped when the router is
-built, so what moves messages (push, pop, ack) costs nothing. Recorded are requests that did
-something: those that were answered, and those that failed on our side, for these may have done a
-part of it. What was refused changed nothing.
+A route declares it: `audit=Audited("queue.delete")`. Its handler is wrapped when the router is
+built, so requests that move messages (push, pop, ack) cost nothing. A request is recorded if it
+succeeded, or if it failed in the broker, since it may have done a part of its work. A refused
+request has changed nothing and is not recorded.
 """
 
 from collections.abc import Mapping

@@ -81,6 +81,7 @@ class _Forwarder:
                 body = b"".join([piece async for piece in upstream.pieces()])
                 return Response(status, body, kind, passed)
         except ConnectionError:
+            upstream.abort()  # after the end of its stream, the transport is still open
             raise Unavailable(
                 "The process that owns the topics has ended; the outcome is unknown"
             ) from None
@@ -97,6 +98,7 @@ class _Forwarder:
             upstream = self._idle.pop()
             if upstream.usable:
                 return upstream
+            upstream.abort()
         try:
             reader, writer = await asyncio.open_unix_connection(self._path)
         except OSError:

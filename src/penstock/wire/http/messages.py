@@ -217,7 +217,7 @@ def error_response(status: int, text: str, headers: Headers = (), **more: Any) -
 
 
 def failure_response(error: BaseException, request: Request | None) -> Response:
-    """Return the answer to an error. An unexpected error is logged under an id, and the answer has
+    """Return the answer to an error. An unexpected error is logged with an id; the answer contains
     only the id.
     """
     status = status_of(error).http

@@ -1,5 +1,5 @@
-"""Write answers: those of requests that arrived together leave in one system call. An answer of
-unknown length is written piece by piece by a task.
+"""Write answers. The answers to requests that arrived together are sent in one system call. A task
+writes an answer of unknown length piece by piece.
 """
 
 import asyncio

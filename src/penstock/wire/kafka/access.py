@@ -1,8 +1,8 @@
-"""Who may do what over Kafka: the token's role, as everywhere; and the log of changes.
+"""Authenticate Kafka clients by SASL, check their roles, and record changes in the audit log.
 
-The token comes by SASL: as the password of PLAIN, or as the token of OAUTHBEARER (RFC 7628). The
-answer says when it expires. A client may authenticate again on the same connection before that. The
-user name of PLAIN is ignored.
+The client sends its token as the password of PLAIN or as the token of OAUTHBEARER (RFC 7628). The
+answer says when the token expires. Before that, a client may authenticate again on the same
+connection. The user name of PLAIN is ignored.
 """
 
 import time

@@ -73,7 +73,7 @@ def failed(error: BaseException) -> dict[str, Any]:
 def with_code(
     handle: Callable[[H, C, Any], Awaitable[Values]],
 ) -> Callable[[H, C, Any], Awaitable[Values]]:
-    """Let a handler raise what the client did wrong. Its answer has one error code."""
+    """Turn an error that the handler raises into an answer with its error code."""
 
     @wraps(handle)
     async def handle_or_refuse(handlers: H, connection: C, request: Any) -> Values:

@@ -1,5 +1,5 @@
-"""What handlers of Kafka requests share; the nodes that clients see: this broker, and the others on
-the same database.
+"""Name the nodes that Kafka clients see: this broker, and the others on the same database. Also the
+base class of the handlers.
 """
 
 import socket

@@ -1,13 +1,13 @@
-"""Runs a client's requests: finds the method that an API key stands for, and asks who is there.
+"""Run a client's requests: find the method of an API key, and check the client's token.
 
 A method gets the connection and the request, and returns the fields of the answer, or an awaitable
 of them. It never raises for what a client did: every answer of Kafka has a place for an error.
 
-Produce is offered from version 0, although only clients from version 3 on get an answer: old
-librdkafka does not compress otherwise. Versions end before topics have ids and coordinators answer
-for several groups at once. Metadata ends at 8: librdkafka reserves four times the bytes of the
-answer for what it makes of it, and the compact answer of version 9 is too short for that when many
-topics have short names and one replica. The client then never sees a topic.
+Produce is offered from version 0, although only versions from 3 on get an answer: otherwise, old
+librdkafka does not compress. The highest versions are the last ones without topic ids and without
+requests for several groups. Metadata ends at version 8. librdkafka reserves four times the bytes of
+the answer for the decoded form. If many topics have short names and one replica, the compact answer
+of version 9 is too short for that, and the client never sees a topic.
 """
 
 from collections.abc import Callable

@@ -30,7 +30,7 @@ class MaintenanceApi:
 
     @_admin("GET", MODES)
     def modes(self) -> Json:
-        """Whether the maintenance modes are on."""
+        """Tell whether the maintenance modes are on."""
         report, failed = self._buffer.status.report(), self._buffer.failed
         kinds = [file.name.kind for file in failed.files.values()]
         return {
@@ -61,7 +61,7 @@ class MaintenanceApi:
 
     @_admin("GET", f"{MODES}/pop")
     def pop_mode(self) -> Json:
-        """Whether pop maintenance mode is on."""
+        """Tell whether pop maintenance mode is on."""
         on = self._maintenance.modes.pop
         text = "on: pops get no messages" if on else "off"
         return {"popMaintenanceMode": on, "message": f"Pop maintenance mode is {text}"}

@@ -106,7 +106,7 @@ class QueenMessagesApi:
 
     @route("GET", "/api/v1/traces/{partition}/{transaction}")
     async def traces(self, partition: str, transaction: str) -> Json:
-        """The trace events of a message."""
+        """List the trace events of a message."""
         traces = await self._traces.of_message(partition, transaction)
         return {"traces": [_trace(trace) for trace in traces]}
 

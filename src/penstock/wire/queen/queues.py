@@ -115,7 +115,7 @@ class QueenQueuesApi:
 
     @route("GET", "/api/v1/resources/queues/{queue}")
     async def one(self, queue: str, args: PageQuery) -> Json:
-        """A queue and its partitions."""
+        """Get a queue and its partitions."""
         status = await self._status.queue(queue)
         rows = await self._status.partitions(status, args.limit, args.offset)
         return {
@@ -126,7 +126,7 @@ class QueenQueuesApi:
 
     @route("GET", "/api/v1/status/queues/{queue}")
     async def queue(self, queue: str, args: PageQuery) -> Json:
-        """A queue with its options and partitions."""
+        """Get a queue with its options and partitions."""
         status = await self._status.queue(queue)
         rows = await self._status.partitions(status, args.limit, args.offset)
         options, totals = status.info.options, counts(status.counts)
@@ -217,7 +217,7 @@ class QueenQueuesApi:
 
     @route("GET", "/api/v1/status/queues/{queue}/messages")
     async def newest(self, queue: str, args: NewestQuery) -> list[Json]:
-        """A queue's newest messages."""
+        """List a queue's newest messages."""
         await self._queues.admin.describe(queue)
         which = MessageFilter(queue=queue, since=datetime(1970, 1, 2, tzinfo=UTC))
         listing = await self._queues.messages.listing(which, args.limit, args.offset)

@@ -1,4 +1,4 @@
-"""Listen for the binary protocol."""
+"""Listen for the binary protocol, and tune the memory allocator for its large answers."""
 
 import ctypes
 
@@ -23,7 +23,7 @@ FROM_HEAP = 32 << 20  # blocks up to this size come from the heap
 
 def keep_freed_memory() -> bool:
     """Keep freed memory in the process, for the buffers of a megabyte that every FETCH needs.
-    Return False if the C library has no such thresholds: then all is slower.
+    Return False if the C library has no such thresholds: then large answers are slower.
 
     glibc returns large freed blocks to the kernel at once, and gets them back page by page. For
     answers of 1 MiB, that was 1200 to 2400 page faults and 6 to 10 ms of system time each; with

@@ -1,5 +1,5 @@
--- shared_read: batches of a shared log from p_offset on, at least one if there is one, until they have p_bytes or p_rows, and
--- the log's bounds, in one snapshot. One row without a batch if none follows; no row if the log was deleted.
+-- shared_read: returns batches of a shared log from p_offset on, until they reach p_bytes or p_rows, at least one if there
+-- is one, with the log's bounds, in one snapshot. One row without a batch if none follows; no row if the log was deleted.
 CREATE FUNCTION shared_read(
   p_log bigint, p_offset bigint, p_bytes bigint, p_rows int DEFAULT 256,
   OUT next_offset bigint, OUT first_offset bigint, OUT base_offset bigint, OUT last_offset bigint, OUT records int,

@@ -233,7 +233,7 @@ class ConsoleApi:
 
 
 def console_routes() -> list[HttpRoute]:
-    """The pages. They are public: what they show they ask for with the viewer's token."""
+    """Return the routes of the pages. They are public: they load data with the viewer's token."""
     directory = Path(str(files("penstock.wire.console")))
     policy = (("Content-Security-Policy", POLICY), ("Referrer-Policy", "no-referrer"))
     docs = Response(302, b"", "", (("Location", "console/docs.html"),))

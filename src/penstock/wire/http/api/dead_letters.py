@@ -88,7 +88,7 @@ class DeadLettersApi:
 
     @route("GET", f"{LETTER}/payload", tag="internal", answer_type=BYTES)
     async def payload(self, id: str) -> Response:
-        """The payload of a dead letter, byte by byte as it was pushed."""
+        """Get the payload of a dead letter, byte by byte as it was pushed."""
         letter = await self._mending.letter(_number(id))
         return Response(200, letter.data or b"", BYTES)
 

@@ -49,9 +49,7 @@ read_acks = body_decoder(AckBatchBody, refuse_misspelled=True)
 
 
 def _timeout(milliseconds: int | None) -> float | None:
-    """How many seconds to wait: not less than not at all, and a number of any length is just
-    long.
-    """
+    """Return the seconds to wait. Negative numbers mean 0; very large ones are cut."""
     return None if milliseconds is None else min(max(0, milliseconds), MAX_WAIT_MS) / 1000
 
 
@@ -77,7 +75,7 @@ def _wanted(
 def _fields(
     popped: PopOutcome,
 ) -> tuple[bool, str | None, str, str, str, str, int, list[Delivered]]:
-    """The fields of a `PopAnswer`."""
+    """Return the fields of a `PopAnswer`."""
     messages = popped.messages
     return (
         True,
@@ -152,8 +150,8 @@ class DeliveriesApi:
         return [item.complete(group, who) async for part in slices(items) for item in part]
 
     def _headers(self, popped: PopOutcome) -> Headers:
-        """How long the lease lasts, how many attempts a message has, and how long the next one
-        waits; or what does not exist.
+        """Return headers: how long the lease lasts, how many attempts a message has, and how long
+        the next one waits; or what does not exist.
         """
         info = self._queues.catalog.queues.get(popped.queue or "")
         if popped.reason == "unknown":
@@ -206,8 +204,10 @@ def ack_answers(results: Sequence[AckOutcome], first: int = 0) -> list[Acked]:
 
 
 def extend_answer(extended: Extended, *, alone: bool) -> Response:
-    """An array of one. To a request without a body, which Queen MQ refuses, a plain object: the
-    one published client that sends none reads `newExpiresAt` out of an object."""
+    """Return the answer: an array with one object. A request without a body, which Queen MQ
+    refuses, gets a plain object: the one published client that sends no body reads `newExpiresAt`
+    from an object.
+    """
     expires = milliseconds(extended.expires_at)
     answer = ExtendAnswer(0, extended.lease_id, extended.success, extended.error, expires)
     if not alone:

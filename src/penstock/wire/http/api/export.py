@@ -114,7 +114,7 @@ class ExportApi:
 
 
 def _tree(definition: RouteDefinition) -> dict[str, Any]:
-    """The route as it would stand in the configuration."""
+    """Return the route as it would be in the configuration."""
     parts = asdict(definition)
     return {word: parts[word] for word in parts if word != "name" and parts[word] is not None}
 

@@ -55,8 +55,8 @@ class ItemLimit:
 
 
 def _body_of(count: Callable[[], None]) -> Any:
-    """Where the items are: `items` of a push, `acknowledgments`, `operations` and the `items` of
-    those.
+    """Return a type that counts items: `items` of a push, `acknowledgments`, `operations` and
+    their `items`.
     """
 
     def counted(_: Any) -> None:
@@ -70,5 +70,5 @@ def _body_of(count: Callable[[], None]) -> Any:
 
 
 def slices(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """The items, some at a time; between two slices others get a turn."""
+    """Yield the items, some at a time, and let other tasks run in between."""
     return tasks.slices(items, SLICE)

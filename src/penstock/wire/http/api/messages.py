@@ -51,7 +51,7 @@ class MessagesApi:
 
     @route("GET", f"{MESSAGE}/payload", tag="internal", answer_type=BYTES)
     async def payload(self, partition: str, transaction: str) -> Response:
-        """The payload of a message, byte by byte as it was pushed."""
+        """Get the payload of a message, byte by byte as it was pushed."""
         message = await self._messages.detail(partition, transaction)
         return Response(200, bytes(message.payload), BYTES)
 
@@ -67,6 +67,6 @@ class MessagesApi:
         answer_type=BYTES,
     )
     async def delayed_payload(self, queue: str, partition: str, transaction: str) -> Response:
-        """The payload of a delayed message, byte by byte as it was pushed."""
+        """Get the payload of a delayed message, byte by byte as it was pushed."""
         message = await self._scheduled.detail(queue, partition, transaction)
         return Response(200, message.payload or b"", BYTES)

@@ -258,7 +258,7 @@ class TopicsApi:
         return topic.read_or_wait(read)
 
     def _find(self, name: str, partition: int) -> AnyLog | None:
-        """The log of a partition; None when the topic does not exist."""
+        """Return the log of a partition; None if the topic does not exist."""
         return self._topics.partition(name, partition) if partition else self._topics.find(name)
 
     @serves(operations.GET_NEXT_OFFSET)
@@ -303,7 +303,7 @@ Content = list[bytes] | tuple[NewRecord, ...]
 
 
 def _content(request: Request) -> tuple[Content, bool]:
-    """What to append, and whether the answer speaks of many."""
+    """Return the records to append, and whether the answer is that of several."""
     kind = request.header("content-type")
     if kind is not None and kind.partition(";")[0].strip().lower() == OCTETS:
         return [request.body], False
@@ -338,8 +338,8 @@ def _content(request: Request) -> tuple[Content, bool]:
 def _start(
     query: StreamQuery, last_event_id: str | None, *, existed: bool
 ) -> Callable[[AnyLog], int]:
-    """Where a stream begins. A reconnecting client (Last-Event-ID) knows better than its first
-    address. All records of a topic that did not exist are new.
+    """Return a function that finds the first offset of a stream. The Last-Event-ID of a client that
+    reconnects takes precedence over its query. All records of a topic that did not exist are new.
     """
     if last_event_id is not None and last_event_id.strip().isdecimal():
         following = int(last_event_id) + 1
