@@ -21,7 +21,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.errors import Damaged, NotFound, PenstockError, StorageError, Unavailable
+from penstock.errors import Damaged, NotFound, StorageError, Unavailable
 from penstock.io.tasks import RETRY_SECONDS
 from penstock.log.segment import Batch
 from penstock.log.tier.cache import NotCached
@@ -203,7 +203,7 @@ class Feed:
         else:
             self._hand_over(subscription, chunk)
 
-    def _retry(self, subscription: Subscription, error: PenstockError) -> None:
+    def _retry(self, subscription: Subscription, error: Exception) -> None:
         log.warning("topic %s: a subscriber waits, trying again: %s", self.topic.name, error)
         self._loop.call_later(RETRY_SECONDS, self.catch_up, subscription)
 
@@ -212,10 +212,10 @@ class Feed:
         position = subscription.position
         try:
             chunk = await self.topic.read_through(lambda: self._read(position))
-        except (Unavailable, StorageError) as error:
-            self._retry(subscription, error)
         except NotFound:  # the topic was deleted; the subscriber was notified
             return
+        except Exception as error:  # noqa: BLE001 no error may leave the subscriber waiting
+            self._retry(subscription, error)
         else:
             if not subscription.closed:
                 self._hand_over(subscription, chunk)

@@ -221,17 +221,15 @@ class QueueStatusReader:
         named: dict[str, list[QueueFigures]] = {}
         for one in figures:
             named.setdefault(by(one), []).append(one)
-        return [
-            QueueTotals(
-                name,
-                len(queues),
-                sum(partitions.get(one.id, 0) for one in queues),
-                total(
-                    [_counts(one) async for some in slices(queues, ROWS_PER_SLICE) for one in some]
-                ),
-            )
-            for name, queues in sorted(named.items())
-        ]
+        sums = []
+        async for names in slices(sorted(named.items()), ROWS_PER_SLICE):
+            for name, queues in names:
+                counts = [
+                    _counts(one) async for some in slices(queues, ROWS_PER_SLICE) for one in some
+                ]
+                known = sum(partitions.get(one.id, 0) for one in queues)
+                sums.append(QueueTotals(name, len(queues), known, total(counts)))
+        return sums
 
     async def partitions(
         self, status: QueueStatus, limit: int = 1000, offset: int = 0, group: str | None = None

@@ -200,6 +200,7 @@ class SharedTopics:
             if self._identity != self.database.identity:
                 for topic in self.names():
                     self._drop(topic)
+                self._loaded.clear()
             self._identity = None
 
     async def _save(self) -> None:

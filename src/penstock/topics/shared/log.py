@@ -316,7 +316,10 @@ class SharedLog(AppendsThrough):
 
     def _cached(self, offset: int) -> Chunk | None:
         context = self._context
-        return context.recent.get(self.log_id, offset) or context.older.get(self.log_id, offset)
+        chunk = context.recent.get(self.log_id, offset) or context.older.get(self.log_id, offset)
+        if chunk is not None and self._failure[0] == offset:  # another read has loaded it
+            self._failure = -1, None
+        return chunk
 
     def _not_loaded(self, offset: int) -> PenstockError:
         """Return the error of a read at this offset: `NotLoaded`, or why its load failed."""
