@@ -534,6 +534,21 @@ async def test_a_stop_before_the_catalog_was_read_keeps_the_file(
     assert b"orders" in saved.read_bytes()
 
 
+async def test_an_offset_that_did_not_exist_is_read_when_it_does(database_url: str) -> None:
+    """Also if its records have left the memory since: the former error must not come back."""
+    async with shared_topics(database_url, shared_cache=1 << 20) as topics:
+        log = await topics.create("orders", 1)
+        with pytest.raises(NotLoaded) as raised:
+            log.read(1, strict=True)
+        await raised.value.load()  # asks the database: the offset lies behind the end
+        await log.append([b"0", b"1"])
+        assert log.read(1, strict=True).payloads() == [b"1"]
+        for _ in range(8):
+            await log.append([bytes(600_000)])
+        batch = await log.read_through(lambda: log.read(1, 1, strict=True))
+        assert batch.payloads() == [b"1"]
+
+
 async def test_times_find_offsets_across_batches(pair: Pair) -> None:
     here = await pair[0].create("orders", 1)
     for i in range(0, 100, 10):
