@@ -401,6 +401,8 @@ def explain(error: Exception) -> str:
         return f"the broker does not accept the token (--token or PENSTOCK_TOKEN): {error}"
     if isinstance(error, Forbidden):
         return f"{error} (--token or PENSTOCK_TOKEN)"
+    if isinstance(error, CannotConnect):
+        return f"{error}. Is the broker running? --url or PENSTOCK_URL sets another address"
     return str(error)
 
 

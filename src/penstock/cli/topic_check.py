@@ -48,9 +48,9 @@ def verify(
 
     `penstock topic verify orders --live --json | jq .findings`
 
-    `penstock topic verify --tier --config penstock.yml`
+    `penstock topic verify --tier --config penstock.yaml`
 
-    `penstock topic verify --shared --config penstock.yml`
+    `penstock topic verify --shared --config penstock.yaml`
 
     :param topics: Topics to verify; default: all.
     :param data_dir: The broker's data directory.

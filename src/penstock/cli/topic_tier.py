@@ -60,7 +60,7 @@ def take_over(*, given: BrokerConfig = BrokerConfig(), yes: Yes = False) -> None
     The previous owner can no longer write to it. To start from the contents of the tier, use an
     empty data directory and `topics.adopt` instead.
 
-    Example: `penstock topic tier take-over --config penstock.yml`
+    Example: `penstock topic tier take-over --config penstock.yaml`
     """
     from penstock.object_store import ObjectStore
     from penstock.topics.tier.owner import Ownership

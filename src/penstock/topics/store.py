@@ -349,7 +349,10 @@ class TopicStore:
         topic = self.get(name)
         if topic is not None:
             if isinstance(topic, Topic) and placement == SHARED:
-                raise Conflict(f"topic {name!r} exists on this broker and is not shared")
+                raise Conflict(
+                    f"topic {name!r} is a local topic of this broker; "
+                    f"`penstock topic move {name} --shared` makes it shared"
+                )
             return topic
         whole, _, number = name.partition("/")
         if number.isdecimal() and 0 < self.partitions(whole) <= int(number):
