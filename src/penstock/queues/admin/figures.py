@@ -27,7 +27,11 @@ MATCHING = (
     "SELECT count(*) FROM queues WHERE deleted_at IS NULL AND strpos(lower(name), lower($1)) > 0"
 )
 BY_NAME = query("queues_by_name")
-BY_FIGURE = query("queues_by_figure").replace("(figures)", f"({ALL_FIGURES})")
+# A page of the queues whose names contain $1. `by_figure` puts the count that sorts them before the
+# name. $2 at most so many, $3 after so many.
+BY_FIGURE = f"""
+  SELECT id FROM ({ALL_FIGURES}) f WHERE strpos(lower(name), lower($1)) > 0
+   GROUP BY id, name, namespace, task ORDER BY name LIMIT $2 OFFSET $3"""
 ORDERS = {  # of BY_FIGURE: properties of `QueueFigures`, over the rows of a queue
     "namespace": "namespace",
     "task": "task",
